@@ -1,0 +1,154 @@
+"""Messages between gateway and edge (over NATS) and between client and gateway (over the mux socket), in msgpack.
+
+The gateway hands operations and results on as the raw bytes they came in: it reads the envelope, never the content.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw, Struct
+
+from cloudyard.errors import CloudyardError, InvalidRequest, error_from_wire
+from cloudyard.model import AnyOp, AnyResult, ErrorBody, Heartbeat, ImageConfig, SandboxInfo, SandboxSpec
+
+MUX_PATH = "/v1/mux"
+MUX_FRAME_MAX = 2 * 1024 * 1024  # bytes of one mux frame
+MUX_IN_FLIGHT_MAX = 4096  # requests under way on one mux socket
+
+
+# --- client <-> gateway: the mux socket ------------------------------------------------------------------------------
+
+
+class MuxRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One operation on one sandbox. `id` is the client's, unique among its requests under way; `key` is the step key."""
+
+    id: int
+    sandbox: str
+    op: Raw
+    key: str = ""
+
+
+class MuxCancel(Struct, frozen=True, kw_only=True, tag="cancel"):
+    """The client no longer wants the answer of a request. A command that the request runs is killed."""
+
+    id: int
+
+
+class MuxReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a request: exactly one of `result` and `error`."""
+
+    id: int
+    result: Raw = Raw()
+    error: ErrorBody | None = None
+
+
+class MuxFrame(Struct, frozen=True, omit_defaults=True):
+    """What a client sends in one WebSocket message: a request or a cancel."""
+
+    request: MuxRequest | None = None
+    cancel: int = 0
+
+
+# --- gateway -> edge, over NATS ---------------------------------------------------------------------------------------
+
+
+class EdgeCall(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="call"):
+    """What a gateway asks of an edge. `project` is whom the token belongs to; `cause` is the id of the request behind it."""
+
+    project: str
+    cause: str = ""
+
+
+class CallCreate(EdgeCall, tag="create"):
+    """Make this sandbox. Repeating it with the same id gives the same sandbox."""
+
+    sandbox: str
+    spec: SandboxSpec
+
+
+class CallOp(EdgeCall, tag="op"):
+    """Do this operation on this sandbox. `op` is an encoded AnyOp."""
+
+    sandbox: str
+    op: Raw
+    key: str = ""
+
+
+class CallCancel(EdgeCall, tag="cancel"):
+    """Nobody waits any more for the call that had this `cause`: kill the command that it runs. Has an empty answer."""
+
+
+class CallList(EdgeCall, tag="list"):
+    """All sandboxes of the project on this edge, stopped ones that are still remembered too if asked. Gives a SandboxPage."""
+
+    stopped: bool = False
+
+
+AnyCall = CallCreate | CallOp | CallCancel | CallList
+
+
+class SandboxPage(Struct, frozen=True):
+    """Sandboxes of one edge."""
+
+    sandboxes: list[SandboxInfo]
+
+
+class EdgeReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An edge's answer: `result` (an encoded AnyResult or SandboxPage) or `error`. `boot` is the edge's, as in its heartbeat."""
+
+    boot: str = ""
+    result: Raw = Raw()
+    error: ErrorBody | None = None
+
+
+class ImageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An image as the HTTP API lists it."""
+
+    name: str
+    layers: list[str]
+    size_bytes: int = 0
+    config: ImageConfig = msgspec.field(default_factory=ImageConfig)
+
+
+encode = msgspec.msgpack.Encoder().encode
+op_decoder = msgspec.msgpack.Decoder(AnyOp)
+result_decoder = msgspec.msgpack.Decoder(AnyResult)
+call_decoder = msgspec.msgpack.Decoder(AnyCall)
+reply_decoder = msgspec.msgpack.Decoder(EdgeReply)
+page_decoder = msgspec.msgpack.Decoder(SandboxPage)
+heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+mux_frame_decoder = msgspec.msgpack.Decoder(MuxFrame)
+mux_reply_decoder = msgspec.msgpack.Decoder(MuxReply)
+
+
+def raw(value: AnyOp | AnyResult | SandboxPage) -> Raw:
+    """The value, encoded once, to be carried inside another message."""
+    return Raw(encode(value))
+
+
+def decode_op(data: bytes | Raw) -> AnyOp:
+    """An operation from bytes that a client sent.
+
+    Raises:
+        InvalidRequest: it names no operation, or has a field that it should not; the sentence names the field.
+    """
+    try:
+        return op_decoder.decode(data)
+    except (msgspec.ValidationError, msgspec.DecodeError) as exc:
+        raise InvalidRequest(
+            f"The operation cannot be read: {exc}.", code="bad_operation", hint="See /schema for its fields."
+        ) from exc
+
+
+def error_body(error: CloudyardError) -> ErrorBody:
+    """An error as it goes over the wire."""
+    return ErrorBody(
+        kind=error.kind, code=error.code, message=error.message, hint=error.hint, retry_safe=error.retry_safe
+    )
+
+
+def raise_error(body: ErrorBody) -> None:
+    """Raise the error that a body describes."""
+    raise error_from_wire(
+        body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe
+    )
