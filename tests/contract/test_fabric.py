@@ -328,7 +328,7 @@ def edge_in_a_thread(server: NatsServer, size: int) -> Iterator[None]:
 
 
 async def test_a_slow_reader_loses_no_answer_in_silence(server: NatsServer, control: Fabric) -> None:
-    """Plain NATS dropped a quarter of a fast stream to a slow reader. Here each request is answered or fails."""
+    """Plain NATS dropped a quarter of a fast stream to a slow reader. Here a request is answered or fails."""
     count, size = 400, 256 * 1024  # 100 MiB: more than the server holds back for one client
     outcomes: list[str] = []
 
