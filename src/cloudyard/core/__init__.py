@@ -1,1 +1,1 @@
-"""Pure decisions: what should happen, given what is. No clock, no I/O, no randomness: those come in with the question."""
+"""Pure decisions: no clock, no I/O, no randomness, no logging. Whatever they need comes in with the call."""
