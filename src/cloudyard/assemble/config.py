@@ -1,7 +1,7 @@
 """Configuration of a yard's server side: where its files are, and the few numbers that its processes share.
 
-It is made once, by `cloudyard up`, kept in the state directory, and read once by each process. Nothing else in the server
-parts reads the environment; what they need is passed to them.
+It is made once, by `cloudyard up`, kept in the state directory, and read once by each process. Nothing else
+in the server parts reads the environment; what they need is passed to them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ PORT_DEFAULT = 8470
 EDGE_DEFAULT = "e1"
 SLUG_MAX = 24  # characters of the state directory's path that a yard's name keeps
 SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
-RUN_PATH_MAX = SOCKET_PATH_MAX - 47  # what is left for the run directory, below which sockets are named by sandbox ids
+RUN_PATH_MAX = (
+    SOCKET_PATH_MAX - 47
+)  # what is left for the run directory, below which sockets are named by sandbox ids
 
 
 class YardConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,7 +46,8 @@ class YardConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """A word that names this yard among others on the machine: in cgroups, and wherever else the host shows it."""
+        """A word that names this yard among others on the machine: in cgroups, and wherever else the host
+        shows it."""
         if Path(self.state) == STATE_DEFAULT:
             return "main"
         slug = re.sub(r"[^a-z0-9]+", "-", self.state.lower()).strip("-")[-SLUG_MAX:].strip("-")
@@ -136,7 +139,9 @@ def make_config(
             hint=f"Give one of at most {RUN_PATH_MAX} bytes with --run.",
         )
     if not 0 < port < 65536:
-        raise InvalidRequest(f"--port is {port}, which is no port.", code="bad_port", hint="Between 1 and 65535.")
+        raise InvalidRequest(
+            f"--port is {port}, which is no port.", code="bad_port", hint="Between 1 and 65535."
+        )
     return YardConfig(
         state=str(state),
         run=str(run),
@@ -159,7 +164,9 @@ def load_config(state: Path) -> YardConfig:
         return msgspec.json.decode(path.read_bytes(), type=YardConfig)
     except FileNotFoundError as exc:
         raise NotFound(
-            f"There is no yard in {state}: {path.name} is missing.", code="no_yard", hint="cloudyard up makes one."
+            f"There is no yard in {state}: {path.name} is missing.",
+            code="no_yard",
+            hint="cloudyard up makes one.",
         ) from exc
     except (OSError, msgspec.MsgspecError) as exc:
         raise InvalidRequest(
@@ -175,8 +182,11 @@ def save_config(config: YardConfig) -> None:
     write_private(config.paths.config, text + b"\n")
 
 
-def write_private(path: Path, data: bytes, *, owner: tuple[int, int] | None = None, mode: int = 0o600) -> None:
-    """Write a file that only its owner may read, in one move: it is never there half, nor readable by others."""
+def write_private(
+    path: Path, data: bytes, *, owner: tuple[int, int] | None = None, mode: int = 0o600
+) -> None:
+    """Write a file that only its owner may read, in one move: it is never there half, nor readable by
+    others."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,5 @@
-"""Passwords of a yard's roles at NATS: made once, kept in a file that only root can read, and given to each role as its own."""
+"""Passwords of a yard's roles at NATS: made once, kept in a file that only root can read, and given to each
+role as its own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PASSWORD_BYTES = 24
 
 
 def make_secrets(config: YardConfig) -> None:
-    """Make the passwords that are missing, and the configuration of our NATS with them; nothing with an external NATS."""
+    """Make the passwords that are missing, and the configuration of our NATS with them; nothing with an
+    external NATS."""
     if config.nats_url:
         return
     paths = config.paths

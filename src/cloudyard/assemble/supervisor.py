@@ -1,10 +1,12 @@
 """Keeps the three processes of a yard running, and leaves them alone when it dies.
 
-Resource handling: each child is in a session of its own with its own log, so the death of the supervisor, even by SIGKILL,
-changes nothing for it; the next supervisor finds it by its arguments and watches it like one of its own. Only SIGTERM or
-SIGINT to the supervisor ends the children. Sandboxes are children of none of them and are left alone in any case.
+Resource handling: each child is in a session of its own with its own log, so the death of the supervisor,
+even by SIGKILL, changes nothing for it; the next supervisor finds it by its arguments and watches it like one
+of its own. Only SIGTERM or SIGINT to the supervisor ends the children. Sandboxes are children of none of them
+and are left alone in any case.
 
-Error handling: a child that ends is started again, at once if it had run a while, else after a pause that doubles.
+Error handling: a child that ends is started again, at once if it had run a while, else after a pause that
+doubles.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from cloudyard.assemble import children
-from cloudyard.assemble.children import ChildPlan, Running
+from cloudyard.assemble.children import ChildPlan
 from cloudyard.assemble.config import YardConfig
 from cloudyard.errors import Conflict, Unsupported
 
@@ -33,14 +35,15 @@ LOG_BYTES_MAX = 8 * 1024 * 1024  # of one log; one older log of the same size is
 LOG_CHECK_S = 20.0
 
 
-async def supervise(config: YardConfig) -> None:
+async def supervise(config: YardConfig, plans: list[ChildPlan]) -> None:
     """Run until SIGTERM or SIGINT; then end the children and return.
 
     Raises:
         Conflict: another supervisor keeps this yard.
     """
-    with hold_lock(config.paths.supervisor_lock, code="yard_running", what=f"The yard in {config.state} is running"):
-        plans = children.plans(config)
+    with hold_lock(
+        config.paths.supervisor_lock, code="yard_running", what=f"The yard in {config.state} is running"
+    ):
         config.paths.children.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with anyio.create_task_group() as tasks:
             for plan in plans:
@@ -52,7 +55,10 @@ async def supervise(config: YardConfig) -> None:
 
 async def stop_children(config: YardConfig, plans: list[ChildPlan]) -> None:
     """End those children that run: the edge and control first, NATS when nobody needs it any more."""
-    for group in ([plan for plan in plans if plan.name != "nats"], [plan for plan in plans if plan.name == "nats"]):
+    for group in (
+        [plan for plan in plans if plan.name != "nats"],
+        [plan for plan in plans if plan.name == "nats"],
+    ):
         async with anyio.create_task_group() as tasks:
             for plan in group:
                 for process in children.find_by_arguments(plan.argv[1:]):
@@ -143,8 +149,3 @@ def say(text: str) -> None:
     """A line for the supervisor's log."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     print(f"{now} {text}", file=sys.stderr, flush=True)
-
-
-def running(config: YardConfig) -> dict[str, Running]:
-    """The children that run now, whoever watches them."""
-    return {plan.name: process for plan in children.plans(config) if (process := children.find(plan))}

@@ -1,4 +1,5 @@
-"""What a machine's facts mean for a yard: findings with a remedy each, and the bounds for a number of sandboxes.
+"""What a machine's facts mean for a yard: findings with a remedy each, and the bounds for a number of
+sandboxes.
 
 Pure: `edge/host/probe.py` reads and tries, this file judges.
 """
@@ -109,10 +110,16 @@ def judge(facts: HostFacts) -> list[Finding]:
         _root(facts),
         _kernel(facts),
         *_programs(facts),
-        _trial("user namespaces", facts.userns_reason, "a namespace with 65,536 ids was made", _userns_fix(facts)),
+        _trial(
+            "user namespaces", facts.userns_reason, "a namespace with 65,536 ids was made", _userns_fix(facts)
+        ),
         _erofs(facts),
-        _trial("idmapped layers", facts.idmap_reason, "a layer was mounted with shifted ids", "Needs Linux 5.19."),
-        _trial("overlay", facts.overlay_reason, "a writable root over a layer was mounted", "modprobe overlay"),
+        _trial(
+            "idmapped layers", facts.idmap_reason, "a layer was mounted with shifted ids", "Needs Linux 5.19."
+        ),
+        _trial(
+            "overlay", facts.overlay_reason, "a writable root over a layer was mounted", "modprobe overlay"
+        ),
         _cgroups(facts),
         _core_pattern(facts),
         _memory(facts),
@@ -147,10 +154,19 @@ def bounds(facts: HostFacts, count: int, *, pids_each: int = PIDS_WORKING) -> li
             facts.namespaces_max,
             "of each kind",
             " ".join(
-                ["sysctl -w", *(f"user.max_{kind}_namespaces={spaces}" for kind in ("user", "mnt", "pid", "net"))]
+                [
+                    "sysctl -w",
+                    *(f"user.max_{kind}_namespaces={spaces}" for kind in ("user", "mnt", "pid", "net")),
+                ]
             ),
         ),
-        ("disk", count * DISK_IDLE_BYTES, facts.disk_free_bytes, "bytes", f"Free space in {facts.disk_where}."),
+        (
+            "disk",
+            count * DISK_IDLE_BYTES,
+            facts.disk_free_bytes,
+            "bytes",
+            f"Free space in {facts.disk_where}.",
+        ),
     ]
     return [
         Bound(name=name, needs=needs, has=has, unit=unit, ok=has >= needs, fix="" if has >= needs else fix)
@@ -168,7 +184,7 @@ def _root(facts: HostFacts) -> Finding:
     return Finding(
         name="root",
         level="fail",
-        text="not root: mounts, user namespaces with a uid range and cgroups need it, so most trials were left out",
+        text="not root: mounts, uid ranges and cgroups need it, so most trials were left out",
         fix="Run it with sudo.",
     )
 
@@ -255,14 +271,18 @@ def _erofs(facts: HostFacts) -> Finding:
         case "untried":
             return Finding(name="erofs", level="warn", text=f"not tried: {facts.erofs_reason}")
         case "none":
-            return Finding(name="erofs", level="fail", text=facts.erofs_reason, fix="modprobe erofs; modprobe loop")
+            return Finding(
+                name="erofs", level="fail", text=facts.erofs_reason, fix="modprobe erofs; modprobe loop"
+            )
 
 
 def _cgroups(facts: HostFacts) -> Finding:
     group = facts.cgroup
     missing = sorted({"cpu", "memory", "pids"} - set(group.controllers))
     if group.version == 0:
-        return Finding(name="cgroups", level="fail", text="no cgroup hierarchy is mounted", fix="Boot with systemd.")
+        return Finding(
+            name="cgroups", level="fail", text="no cgroup hierarchy is mounted", fix="Boot with systemd."
+        )
     text = f"version {group.version} at {group.root}: {', '.join(group.controllers) or 'no controller'}"
     if group.reason:
         return Finding(
@@ -284,10 +304,11 @@ def _cgroups(facts: HostFacts) -> Finding:
 def _core_pattern(facts: HostFacts) -> Finding:
     if not facts.core_pattern.startswith("|"):
         return Finding(name="core dumps", level="ok", text=f"core_pattern is {facts.core_pattern!r}")
+    program = (facts.core_pattern[1:].split() or ["a program"])[0]
     return Finding(
         name="core dumps",
         level="warn",
-        text=f"core_pattern is a pipe: a crash in a sandbox runs {facts.core_pattern[1:].split()[0]} as host root",
+        text=f"core_pattern is a pipe: a crash in a sandbox runs {program} as host root",
         fix="sysctl -w kernel.core_pattern=core",
     )
 
@@ -296,20 +317,27 @@ def _memory(facts: HostFacts) -> Finding:
     low = facts.memory_available_bytes < MEMORY_LOW_BYTES
     text = f"{facts.memory_available_bytes / GIB:.1f} of {facts.memory_total_bytes / GIB:.1f} GiB available"
     return Finding(
-        name="memory", level="warn" if low else "ok", text=text, fix="Little is left for sandboxes." if low else ""
+        name="memory",
+        level="warn" if low else "ok",
+        text=text,
+        fix="Little is left for sandboxes." if low else "",
     )
 
 
 def _disk(facts: HostFacts) -> Finding:
     low = facts.disk_free_bytes < DISK_LOW_BYTES
     text = f"{facts.disk_free_bytes / GIB:.1f} GiB free in {facts.disk_where}"
-    fix = "Images and writable layers live there: free some, or give another place with --state." if low else ""
+    fix = (
+        "Images and writable layers live there: free some, or give another place with --state." if low else ""
+    )
     return Finding(name="disk", level="warn" if low else "ok", text=text, fix=fix)
 
 
 def _uids(facts: HostFacts) -> Finding:
     if not facts.uid_overlaps:
-        return Finding(name="uid ranges", level="ok", text="nobody else on this machine uses the sandboxes' ids")
+        return Finding(
+            name="uid ranges", level="ok", text="nobody else on this machine uses the sandboxes' ids"
+        )
     return Finding(
         name="uid ranges",
         level="warn",

@@ -1,4 +1,5 @@
-"""What this machine is and lets us do: reads the kernel's files and runs a few trials that leave nothing behind.
+"""What this machine is and lets us do: reads the kernel's files and runs a few trials that leave nothing
+behind.
 
 Judges nothing: `core/doctor.py` does that. Knows the host and no other part of an edge.
 """
@@ -59,7 +60,8 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         descriptors_hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         inotify_instances=_number("/proc/sys/fs/inotify/max_user_instances"),
         namespaces_max=min(
-            _number(f"/proc/sys/user/max_{kind}_namespaces") for kind in ("user", "mnt", "pid", "net", "ipc", "uts")
+            _number(f"/proc/sys/user/max_{kind}_namespaces")
+            for kind in ("user", "mnt", "pid", "net", "ipc", "uts")
         ),
         memory_total_bytes=memory.get("MemTotal", 0),
         memory_available_bytes=memory.get("MemAvailable", 0),
@@ -133,7 +135,9 @@ def _trials(where: Path) -> dict[str, str]:
 
 def _cgroups() -> CgroupFacts:
     """The version that is used: 2 where it has the controllers, else 1. Tries to make a group."""
-    unified = next((root for root in (CGROUP_ROOT, CGROUP_ROOT / "unified") if _text(root / "cgroup.procs")), None)
+    unified = next(
+        (root for root in (CGROUP_ROOT, CGROUP_ROOT / "unified") if _text(root / "cgroup.procs")), None
+    )
     offered = _text(unified / "cgroup.controllers").split() if unified else []
     if unified and {"memory", "pids"} <= set(offered):
         version, roots, controllers = 2, [unified], [name for name in CONTROLLERS if name in offered]

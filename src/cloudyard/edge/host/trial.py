@@ -1,7 +1,9 @@
-"""Small trials of what the kernel lets us do, each in a process and mount namespace of its own that vanish with it.
+"""Small trials of what the kernel lets us do, each in a process and mount namespace of its own that vanish
+with it.
 
-Run as `python -m cloudyard.edge.host.trial DIRECTORY`; prints one JSON object of reasons, empty where a trial went well.
-Knows system calls only. The container backend does the same for real, in C and with pools; this is for `doctor`.
+Run as `python -m cloudyard.edge.host.trial DIRECTORY`; prints one JSON object of reasons, empty where a trial
+went well. Knows system calls only. The container backend does the same for real, in C and with pools; this is
+for `doctor`.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ def user_namespace() -> int:
 
 
 def mount_erofs(image: str, target: str) -> tuple[str, str]:
-    """Mount an image straight from its file, or through a loop device: which of them worked, and why not the first."""
+    """Mount an image straight from its file, or through a loop device: which of them worked, and why not the
+    first."""
     try:
         mount("erofs", image, target, flags=MS_RDONLY)
     except OSError as exc:
@@ -93,7 +96,9 @@ def mount_erofs(image: str, target: str) -> tuple[str, str]:
     else:
         return "direct", ""
     done = subprocess.run(
-        ["mount", "-t", "erofs", "-o", "ro,loop", image, target], stdin=subprocess.DEVNULL, capture_output=True
+        ["mount", "-t", "erofs", "-o", "ro,loop", image, target],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
     )
     if done.returncode == 0:
         return "loop", direct
@@ -115,14 +120,20 @@ def idmapped(source: str, target: str, userns: int) -> None:
         f"shifting the ids of {source}", SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, ctypes.byref(attr), size
     )
     syscall(
-        f"moving it to {target}", SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, target.encode(), MOVE_MOUNT_F_EMPTY_PATH
+        f"moving it to {target}",
+        SYS_MOVE_MOUNT,
+        tree,
+        b"",
+        AT_FDCWD,
+        target.encode(),
+        MOVE_MOUNT_F_EMPTY_PATH,
     )
     os.close(tree)
 
 
 def run(directory: Path) -> dict[str, str]:
-    """Every trial, in this process, which must be one that may be thrown away. `directory` is on the disk of the layers:
-    whether EROFS can mount a file depends on the file system that holds it (tmpfs cannot)."""
+    """Every trial, in this process, which must be one that may be thrown away. `directory` is on the disk of
+    the layers: whether EROFS can mount a file depends on the file system that holds it (tmpfs cannot)."""
     found = dict.fromkeys(("erofs", "erofs_reason", "userns_reason", "idmap_reason", "overlay_reason"), "")
     found["erofs"] = "untried"
     call("making a mount namespace", _libc.unshare, CLONE_NEWNS)
@@ -133,12 +144,17 @@ def run(directory: Path) -> dict[str, str]:
     mount("tmpfs", "tmpfs", str(scratch), options="mode=700")
     for name in ("tree", "layer", "shifted", "root"):
         (scratch / name).mkdir()
-    for name in ("upper", "work"):  # on the disk, where writable layers are: overlay takes not every file system there
+    for name in (
+        "upper",
+        "work",
+    ):  # on the disk, where writable layers are: overlay takes not every file system there
         (directory / name).mkdir()
     (scratch / "tree" / "file").write_text("x")
     try:
         made = subprocess.run(
-            ["mkfs.erofs", "--quiet", image, str(scratch / "tree")], stdin=subprocess.DEVNULL, capture_output=True
+            ["mkfs.erofs", "--quiet", image, str(scratch / "tree")],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
         )
         if made.returncode:
             found["erofs_reason"] = f"mkfs.erofs: {made.stderr.decode(errors='replace').strip()[:200]}"
