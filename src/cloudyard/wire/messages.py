@@ -12,8 +12,38 @@ from cloudyard.errors import CloudyardError, InvalidRequest, error_from_wire
 from cloudyard.model import AnyOp, AnyResult, ErrorBody, Heartbeat, ImageConfig, SandboxInfo, SandboxSpec
 
 MUX_PATH = "/v1/mux"
-MUX_FRAME_MAX = 2 * 1024 * 1024  # bytes of one mux frame
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024  # one message over NATS; streams and files go in far smaller pieces
+MUX_FRAME_MAX = MESSAGE_BYTES_MAX + 1024  # bytes of one mux frame: what fits through NATS, and its envelope
 MUX_IN_FLIGHT_MAX = 4096  # requests under way on one mux socket
+
+# Operations that may be sent again though the first may have been done: they change nothing, or end in the same state.
+# Any other one is safe to repeat only with its step key.
+REPEATABLE = frozenset(
+    {
+        "wait",
+        "read_output",
+        "send_stdin",
+        "resize",
+        "list_commands",
+        "read_file",
+        "upload_chunk",
+        "list_dir",
+        "stat",
+        "get_sandbox",
+        "keep_alive",
+        "stop_sandbox",
+    }
+)
+
+
+def call_subject(edge: str) -> str:
+    """Where an edge listens for calls."""
+    return f"cy.edge.{edge}.call"
+
+
+def beat_subject(edge: str) -> str:
+    """Where an edge's heartbeats go; `*` hears every edge."""
+    return f"cy.beat.{edge}"
 
 
 # --- client <-> gateway: the mux socket ------------------------------------------------------------------------------
@@ -59,14 +89,14 @@ class EdgeCall(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=
     cause: str = ""
 
 
-class CallCreate(EdgeCall, tag="create"):
+class CallCreate(EdgeCall, tag="create", frozen=True):
     """Make this sandbox. Repeating it with the same id gives the same sandbox."""
 
     sandbox: str
     spec: SandboxSpec
 
 
-class CallOp(EdgeCall, tag="op"):
+class CallOp(EdgeCall, tag="op", frozen=True):
     """Do this operation on this sandbox. `op` is an encoded AnyOp."""
 
     sandbox: str
@@ -74,11 +104,11 @@ class CallOp(EdgeCall, tag="op"):
     key: str = ""
 
 
-class CallCancel(EdgeCall, tag="cancel"):
+class CallCancel(EdgeCall, tag="cancel", frozen=True):
     """Nobody waits any more for the call that had this `cause`: kill the command that it runs. Has an empty answer."""
 
 
-class CallList(EdgeCall, tag="list"):
+class CallList(EdgeCall, tag="list", frozen=True):
     """All sandboxes of the project on this edge, stopped ones that are still remembered too if asked. Gives a SandboxPage."""
 
     stopped: bool = False
@@ -149,6 +179,4 @@ def error_body(error: CloudyardError) -> ErrorBody:
 
 def raise_error(body: ErrorBody) -> None:
     """Raise the error that a body describes."""
-    raise error_from_wire(
-        body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe
-    )
+    raise error_from_wire(body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe)
