@@ -67,7 +67,8 @@ def wait_until_sync(condition: Callable[[], bool], what: str, *, within_s: float
 
 
 def new_token() -> str:
-    """A word that names one test's yard and all that it makes on the host: `t`, then six letters or digits."""
+    """A word that names one test's yard and all that it makes on the host: `t`, then six letters or
+    digits."""
     return "t" + secrets.token_hex(3)
 
 
