@@ -1,6 +1,8 @@
-"""An edge without sandboxes: it answers every call over the real NATS, from memory, so that the gateway can be tested alone.
+"""An edge without sandboxes: it answers every call over the real NATS, from memory, so that the gateway can
+be tested alone.
 
-Commands: `echo WORDS` prints them, `hang` never ends, `flood N` has printed N bytes. Files live in a dictionary.
+Commands: `echo WORDS` prints them, `hang` never ends, `flood N` has printed N bytes. Files live in a
+dictionary.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from cloudyard.model import (
     CommandInfo,
     CommandList,
     CommandSpec,
+    DirListing,
     Done,
     EdgeLoad,
     Exec,
@@ -31,7 +34,6 @@ from cloudyard.model import (
     KeepAlive,
     ListCommands,
     ListDir,
-    DirListing,
     MakeDir,
     OutputChunk,
     ReadFile,
@@ -239,7 +241,9 @@ class EchoEdge:
                 self.files[path] = whole
             case ReadFile(path=path, offset=offset, max_bytes=limit):
                 data = self._held(path)
-                return FileChunk(data=data[offset : offset + limit], offset=offset, size=len(data), mtime_ns=1)
+                return FileChunk(
+                    data=data[offset : offset + limit], offset=offset, size=len(data), mtime_ns=1
+                )
             case Stat(path=path) | MakeDir(path=path):
                 if isinstance(op, Stat):
                     self._held(path)

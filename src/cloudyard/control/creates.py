@@ -123,7 +123,7 @@ class Creates:
     async def _make(
         self, attempt: _Attempt, name: str, sandbox: SandboxId, revision: int, reservation: Reservation | None
     ) -> Raw | None:
-        """Ask the claim's edge, and when it refuses move the claim on; None when somebody else has moved it."""
+        """Ask the claim's edge; when it refuses, move the claim on. None: somebody else has moved it."""
         try:
             for _ in range(ROUNDS_MAX):
                 try:

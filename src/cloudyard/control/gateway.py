@@ -30,7 +30,7 @@ Sandboxes for agents. Every call but `/v1/health` needs `Authorization: Bearer T
 Fields of bytes are base64 (RFC 4648, with padding); file routes carry plain bytes.
 Sizes are bytes, times are seconds.
 An unknown field is refused and named. Every error has one shape,
-`{{"error": {{kind, code, message, hint, retry_safe}}}}`: programs look at `kind` and `code`, people at the rest.
+`{{"error": {{kind, code, message, hint, retry_safe}}}}`: programs look at `kind` and `code`.
 
 A call with a `Step-Key` may be sent again: what was done is not done twice, and the answer says `replayed`.
 The fast way is the WebSocket at `{MUX_PATH}`: msgpack frames, many operations at a time.

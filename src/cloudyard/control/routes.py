@@ -1,4 +1,4 @@
-"""HTTP routes for sandboxes, images and commands. Each is a few lines: what the path says, as an operation."""
+"""HTTP routes for sandboxes, images and commands: each puts what its path says into an operation."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, without its signal handlers (the caller's cancellation stops it) and telling when it is ready."""
+    """uvicorn without its signal handlers (cancelling stops it), and telling when it is ready."""
 
     def __init__(self, config: uvicorn.Config, address: Address, task_status: TaskStatus[Address]) -> None:
         super().__init__(config)

@@ -200,7 +200,7 @@ class Fleet:
         if not any(_large_enough(beat.load, demand) for beat in offering):
             largest = max(offering, key=lambda beat: _size(beat.load)).load
             return LimitExceeded(
-                f"No edge is large enough for {demand.cpu:g} cores and {demand.memory_bytes} bytes of memory.",
+                f"No edge is large enough for {demand.cpu:g} cores and {demand.memory_bytes} bytes.",
                 code="too_large",
                 hint=f"The largest has {largest.cpu_total:g} cores and {largest.memory_total_bytes} bytes.",
             )

@@ -48,7 +48,7 @@ def beat_subject(edge: str) -> str:
     return f"cy.beat.{edge}"
 
 
-# --- client <-> gateway: the mux socket ------------------------------------------------------------------------------
+# --- client <-> gateway: the mux socket ---------------------------------------------------------------------
 
 
 class MuxRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,7 +83,7 @@ class MuxFrame(Struct, frozen=True, omit_defaults=True):
     cancel: int = 0
 
 
-# --- gateway -> edge, over NATS ---------------------------------------------------------------------------------------
+# --- gateway -> edge, over NATS -----------------------------------------------------------------------------
 
 
 class EdgeCall(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="call"):
@@ -95,14 +95,14 @@ class EdgeCall(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=
     cause: str = ""
 
 
-class CallCreate(EdgeCall, tag="create"):
+class CallCreate(EdgeCall, tag="create", frozen=True):
     """Make this sandbox. Repeating it with the same id gives the same sandbox."""
 
     sandbox: str
     spec: SandboxSpec
 
 
-class CallOp(EdgeCall, tag="op"):
+class CallOp(EdgeCall, tag="op", frozen=True):
     """Do this operation on this sandbox. `op` is an encoded AnyOp."""
 
     sandbox: str
@@ -110,13 +110,13 @@ class CallOp(EdgeCall, tag="op"):
     key: str = ""
 
 
-class CallCancel(EdgeCall, tag="cancel"):
+class CallCancel(EdgeCall, tag="cancel", frozen=True):
     """Nobody waits any more for the call that had this `cause`: kill the command that it runs. Has an empty
     answer.
     """
 
 
-class CallList(EdgeCall, tag="list"):
+class CallList(EdgeCall, tag="list", frozen=True):
     """All sandboxes of the project on this edge, stopped ones that are still remembered too if asked. Gives a
     SandboxPage.
     """
