@@ -324,7 +324,7 @@ async def test_a_stream_whose_hash_is_wrong_is_an_error() -> None:
 
 
 async def test_pieces_of_an_upload_may_overtake_each_other(tmp_path: object) -> None:
-    """The disk of the edge wants them in order: one that came too early is sent again after the piece before it."""
+    """The edge wants them in order: one that came too early is sent again after the piece before it."""
     held = bytearray()
     early = anyio.Event()
 

@@ -38,8 +38,8 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     """What `cloudyard run` takes."""
     parser.usage = "cloudyard run [options] COMMAND [ARGUMENT ...]"
     parser.description = (
-        "Run a command in a new sandbox, which is stopped afterwards, or in a given one. One argument is a line "
-        "for the sandbox's /bin/sh; several are a program and its arguments. Output is passed on as it comes, "
+        "Run a command in a new sandbox, which is stopped afterwards, or in a given one. One argument is a "
+        "line for its /bin/sh; several are a program and its arguments. Output is passed on as it comes, "
         "byte for byte, and the exit code is the command's own."
     )
     _add_sandbox_arguments(parser)
