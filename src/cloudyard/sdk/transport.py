@@ -35,27 +35,18 @@ from cloudyard.model import (
     ErrorBody,
     Exec,
     GetSandbox,
-    MakeDir,
     ReadOutput,
-    Remove,
     Result,
     SandboxInfo,
     SendStdin,
-    Signal,
-    Start,
-    UploadCommit,
     Wait,
-    WriteFile,
     check_key,
 )
+from cloudyard.wire.messages import REPEATABLE
 
 RESTART_PATIENCE_S = 10.0  # how long a yard that is away is waited for
 ANSWER_GRACE_S = 60.0  # how much later than an operation's own time its answer may come
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 1.0
-
-# Operations that do something anew when they are sent twice. The others are addressed by offset, or harmless
-# to repeat.
-_KEYED = (Exec, Start, Signal, WriteFile, UploadCommit, Remove, MakeDir)
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Result)
@@ -147,7 +138,7 @@ class Caller:
         """The same for an operation that has more than one kind of result."""
         if key:
             check_key(key)
-        elif isinstance(op, _KEYED):
+        elif op.__struct_config__.tag not in REPEATABLE:
             key = uuid4().hex
         within_s = _answer_within_s(op)
 

@@ -92,7 +92,7 @@ def mount_erofs(image: str, target: str) -> tuple[str, str]:
     try:
         mount("erofs", image, target, flags=MS_RDONLY)
     except OSError as exc:
-        direct = exc.strerror if exc.errno != errno.ENOTBLK else "this kernel mounts no EROFS from a file"
+        direct = str(exc.strerror) if exc.errno != errno.ENOTBLK else "this kernel mounts no EROFS from a file"
     else:
         return "direct", ""
     done = subprocess.run(
@@ -164,7 +164,7 @@ def run(directory: Path) -> dict[str, str]:
     try:
         userns = user_namespace()
     except OSError as exc:
-        found["userns_reason"] = exc.strerror
+        found["userns_reason"] = str(exc.strerror)
     layer = str(scratch / "layer")
     if not found["erofs_reason"]:
         found["erofs"], found["erofs_reason"] = mount_erofs(image, layer)
@@ -174,14 +174,14 @@ def run(directory: Path) -> dict[str, str]:
     try:
         idmapped(layer, str(scratch / "shifted"), userns)
     except OSError as exc:
-        found["idmap_reason"] = exc.strerror
+        found["idmap_reason"] = str(exc.strerror)
     try:
         lower = "layer" if found["idmap_reason"] else "shifted"
         parts = f"lowerdir={scratch / lower},upperdir={directory / 'upper'},workdir={directory / 'work'}"
         mount("overlay", "overlay", str(scratch / "root"), options=parts)
         (scratch / "root" / "new").write_text("y")
     except OSError as exc:
-        found["overlay_reason"] = exc.strerror
+        found["overlay_reason"] = str(exc.strerror)
     return found
 
 
