@@ -1,8 +1,8 @@
-"""Frames between an edge and the guest of one sandbox. The text is `docs/guest-protocol.md`; `tests/golden/frames`
-holds the same truth as bytes, and both this file and `guest/frames.c` are tested against it.
+"""Frames between an edge and the guest of one sandbox.
 
-A frame is a 16-byte header (body size u32, kind u16, flags u16, command u64, little-endian) and a body of fields, each
-a tag (u16), a length (u32) and that many bytes. Numbers are u64 in 8 bytes. Unknown tags are skipped.
+The text is `docs/guest-protocol.md`; `tests/golden/frames` holds the same truth as bytes, and both this file and
+`guest/frames.c` are tested against it. A frame is a 16-byte header (body size u32, kind u16, flags u16, command u64,
+little-endian) and a body of fields, each a tag (u16), a length (u32) and that many bytes. Numbers are u64 in 8 bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ FIELD = struct.Struct("<HI")
 NUMBER = struct.Struct("<Q")
 FRAME_BODY_MAX = 1024 * 1024 + 64 * 1024  # bytes; a larger frame ends the connection
 OUTPUT_DATA_MAX = 32 * 1024  # bytes of output in one frame
-OUTPUT_WINDOW = (
-    128 * 1024
-)  # bytes of a stream the guest holds until they are acknowledged; then the command waits
+OUTPUT_WINDOW = 128 * 1024  # bytes of a stream the guest holds until they are acknowledged
 STDIN_WINDOW = 64 * 1024  # bytes of stdin that may be under way beyond what the guest has taken
 GUEST_COMMANDS_MAX = 256  # commands that run or are held in one guest
 
