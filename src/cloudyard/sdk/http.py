@@ -19,13 +19,19 @@ import msgspec
 from cloudyard.errors import CloudyardError, YardUnavailable
 from cloudyard.model import AnyOp, AnyResult, CreateRequest, SandboxInfo
 from cloudyard.sdk.config import Config
-from cloudyard.sdk.transport import ANSWER_GRACE_S, error_of_response, lost, no_answer, unreachable
+from cloudyard.sdk.transport import (
+    ANSWER_GRACE_S,
+    CREATE_WITHIN_S,
+    error_of_response,
+    lost,
+    no_answer,
+    unreachable,
+)
 from cloudyard.wire.messages import ImageRow, SandboxPage
 
 CONNECT_WITHIN_S = 5.0
 POOL_CONNECTIONS = 8  # of one pool: httpx looks at each of them for every request
 POOLS_MAX, POOLS_KEPT = 128, 8  # those beyond POOLS_KEPT go when they are idle
-CREATE_WITHIN_S = 300.0  # an image may have to be brought to the node first
 STEP_KEY_HEADER = "Step-Key"
 # A long command has no time limit of its own: the kernel's keep-alive notices a peer that is gone.
 _KEEP_ALIVE = [
@@ -91,7 +97,7 @@ class HttpTransport:
         return _decoded(_result, content)
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
-        """Make the sandbox of this request, or give the one that its key has made already."""
+        """See `Transport.create`."""
         content = await self._send(
             "POST",
             "/v1/sandboxes",
