@@ -49,7 +49,7 @@ def test_a_good_machine_has_no_finding_to_mend() -> None:
         ({"kernel": "5.10.0-28-amd64"}, "kernel", "fail"),
         ({"missing_programs": ["bwrap"]}, "programs", "fail"),
         ({"missing_programs": ["mmdebstrap"]}, "programs", "warn"),
-        ({"missing_binaries": ["cloudyard-guest"]}, "guest", "fail"),
+        ({"missing_binaries": ["guest"]}, "guest", "fail"),
         ({"bubblewrap": "bubblewrap 0.4.1"}, "bubblewrap", "fail"),
         ({"nats_server": ""}, "nats-server", "warn"),
         ({"erofs": "loop", "erofs_reason": "old kernel"}, "erofs", "ok"),

@@ -24,7 +24,7 @@ KVM_CREATE_VM = 0xAE01
 SANDBOX_UIDS = (2_000_027_648, 2_268_329_984)  # first and one past the last id of the sandboxes' ranges
 CONTROLLERS = ("cpu", "memory", "pids", "freezer", "cpuacct", "cpuset")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-BINARIES = ("cloudyard-guest", "cloudyard-launch")
+BINARIES = ("guest", "launch")
 
 
 def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
