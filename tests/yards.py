@@ -38,7 +38,9 @@ class TestYard:
     def config(self) -> YardConfig:
         return load_config(self.state)
 
-    def call(self, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *words: str, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run `cloudyard` with these words."""
         return subprocess.run(
             [sys.executable, "-m", "cloudyard.cli", *words],
@@ -50,7 +52,14 @@ class TestYard:
         )
 
     def up(self, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        places = ("--state", str(self.state), "--run", str(self.directory / "run"), "--depot", str(self.depot))
+        places = (
+            "--state",
+            str(self.state),
+            "--run",
+            str(self.directory / "run"),
+            "--depot",
+            str(self.depot),
+        )
         return self.call("up", *places, "--port", str(self.port), *words, environment=environment)
 
     def down(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from yards import TestYard, new_yard
 
 import support
+from yards import TestYard, new_yard
 
 pytestmark = pytest.mark.live
 

@@ -75,9 +75,14 @@ async def try_sandbox(where: Path) -> Finding:
     """Make and stop one real sandbox on an image of one program, below `where`, and say how long it took."""
     began = anyio.current_time()
     try:
-        with tempfile.TemporaryDirectory(prefix=".cloudyard-doctor-", dir=where) as scratch, anyio.fail_after(SANDBOX_S):
+        with (
+            tempfile.TemporaryDirectory(prefix=".cloudyard-doctor-", dir=where) as scratch,
+            anyio.fail_after(SANDBOX_S),
+        ):
             place = Path(scratch)
-            config = make_config(state=place / "state", run=place / "run", depot=place / "depot", host="127.0.0.1", port=1)
+            config = make_config(
+                state=place / "state", run=place / "run", depot=place / "depot", host="127.0.0.1", port=1
+            )
             for directory in (config.paths.state, config.paths.run):
                 directory.mkdir(mode=0o700)
             image = await to_thread.run_sync(_image_of_one_program, Depot(config.depot), place / "tree")
@@ -92,12 +97,16 @@ async def try_sandbox(where: Path) -> Finding:
         return Finding(name="a sandbox", level="fail", text=f"could not be made: {exc}")
     except TimeoutError:
         return Finding(name="a sandbox", level="fail", text=f"was not made and gone within {SANDBOX_S:g} s")
-    return Finding(name="a sandbox", level="ok", text=f"a real one was made in {took_s * 1000:.0f} ms, and is gone")
+    return Finding(
+        name="a sandbox", level="ok", text=f"a real one was made in {took_s * 1000:.0f} ms, and is gone"
+    )
 
 
 def _image_of_one_program(depot: Depot, tree: Path) -> Image:
     """An image of the host's own TRIAL_PROGRAM and its libraries: it needs no network and no other image."""
-    done = subprocess.run(["ldd", TRIAL_PROGRAM], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["ldd", TRIAL_PROGRAM], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
     files = [TRIAL_PROGRAM, *(word for word in done.stdout.split() if word.startswith("/"))]
     for file in files:
         target = tree / file.lstrip("/")

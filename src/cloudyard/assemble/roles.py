@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +16,7 @@ from cloudyard.core.iam import Grant, hash_token
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.errors import InvalidRequest
 from cloudyard.fabric import Credentials
-from cloudyard.fabric.nats_server import CONTROL_USER, edge_user
+from cloudyard.fabric.nats_server import CONTROL_USER
 from cloudyard.images.depot import Depot
 from cloudyard.model import ProjectId
 

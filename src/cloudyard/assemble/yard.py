@@ -341,9 +341,11 @@ async def _wait_nothing_left(config: YardConfig) -> None:
 
 
 def leftovers(config: YardConfig) -> list[str]:
-    """What is still there of a yard that was lowered: processes, cgroups and mounts that carry its name or
-    run directory."""
-    found = []
+    """What is still there of a yard that was lowered: cgroups that carry its name, processes in them, mounts
+    in its directories."""
+    name = f"cloudyard/{container_options(config).tag}"
+    groups = Path("/sys/fs/cgroup")
+    found = [f"cgroup {path}" for pattern in (name, f"*/{name}") for path in groups.glob(pattern)]
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:

@@ -19,9 +19,7 @@ from rich.table import Table
 
 from cloudyard.assemble import children, supervisor, yard
 from cloudyard.assemble.config import (
-    CPU_OVERCOMMIT,
     HOST_DEFAULT,
-    MEMORY_OVERCOMMIT,
     PORT_DEFAULT,
     RUN_DEFAULT,
     STATE_DEFAULT,
