@@ -17,7 +17,9 @@
  * message of NUL-terminated strings: the slot's directory, the number of layers, each layer from the lowest up (paths in the
  * template), then the whole command line of bubblewrap. The socket closes when bubblewrap's exec has worked.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>

@@ -291,4 +291,6 @@ def _reason(error: BaseException) -> str:
         return "the yard closed it"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, OSError) and isinstance(error.__cause__, OSError):
+        return _reason(error.__cause__)  # anyio says only that all attempts failed
     return str(error) or type(error).__name__

@@ -1,5 +1,6 @@
-"""Mounting an EROFS layer, by either of two ways: straight from the file (Linux 6.12 and later), or through a loop device that
-frees itself with the last mount. Knows files and devices; where the mount is put is the caller's business.
+"""Mounting an EROFS layer, by either of two ways: straight from the file (Linux 6.12 and later), or through a
+loop device that frees itself with the last mount. Knows files and devices; where the mount is put is the
+caller's business.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ LayerMount = Literal["auto", "direct", "loop"]
 LOOP_TRIES = 64  # another process may take the free device that we were told of
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_FLAGS_READ_ONLY, _LO_FLAGS_AUTOCLEAR = 1, 4
-# struct loop_config: fd, block size, struct loop_info64 (5 u64, 4 u32, name, crypt name, key, 2 u64), 8 u64 reserved
+# struct loop_config: fd, block size, struct loop_info64 (5 u64, 4 u32, name, crypt name, key, 2 u64), 8 u64
+# reserved
 _LOOP_CONFIG = struct.Struct("<II 5Q 4I 64s 64s 32s 2Q 64x")
 _ATTRIBUTES = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOATIME
 

@@ -1,6 +1,8 @@
-"""Starting, watching and ending processes, each by a pidfd, so that a number given to another process is never meant by mistake.
+"""Starting, watching and ending processes, each by a pidfd, so that a number given to another process is
+never meant by mistake.
 
-Knows processes only. Needs no child watcher of an event loop: one epoll descriptor holds every pidfd, and one task waits on it.
+Knows processes only. Needs no child watcher of an event loop: one epoll descriptor holds every pidfd, and one
+task waits on it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 def spawn(argv: list[str], fds: Mapping[int, int]) -> int:
-    """Start a program with an empty environment, default signals and no descriptors but the given ones. Gives its pid.
+    """Start a program with an empty environment, default signals and no descriptors but the given ones. Gives
+    its pid.
 
     Descriptors of this process are all close-on-exec, as Python makes them. Blocks for one vfork and exec.
 
@@ -45,7 +48,8 @@ def spawn(argv: list[str], fds: Mapping[int, int]) -> int:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (/proc/PID/stat, field 22); None when there is none or it has ended."""
+    """When a process started, in clock ticks since boot (/proc/PID/stat, field 22); None when there is none
+    or it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -77,7 +81,8 @@ class Process:
 
 
 class Watcher:
-    """Tells when processes end, and reaps those that are children of this one. Its `run` belongs in a task group."""
+    """Tells when processes end, and reaps those that are children of this one. Its `run` belongs in a task
+    group."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

@@ -1,8 +1,11 @@
-"""Slots: numbers that every sandbox on a machine has for itself, whichever yard it belongs to. A slot's number gives its uids.
+"""Slots: numbers that every sandbox on a machine has for itself, whichever yard it belongs to. A slot's
+number gives its uids.
 
-Slot N owns the uids and gids from 0x70000000 + N * 65536 on: below 0x80000000, outside what systemd hands out (0x00080000 to
-0x6FFFFFFF, and 0x7FFE0000 on) and, which is checked, outside /etc/subuid and /etc/subgid. Yards share the machine by blocks of
-64 slots: a file per block in /run/cloudyard-slots names the yard that has it. All changes there are made under one lock.
+Slot N owns the uids and gids from 0x70000000 + N * 65536 on: below 0x80000000, outside what systemd hands out
+(0x00080000 to 0x6FFFFFFF, and 0x7FFE0000 on) and, which is checked, outside /etc/subuid and /etc/subgid.
+Yards share the machine by blocks of
+64 slots: a file per block in /run/cloudyard-slots names the yard that has it. All changes there are made
+under one lock.
 """
 
 from __future__ import annotations
@@ -46,12 +49,14 @@ class Claim(Struct, frozen=True):
 
 
 class Slots:
-    """A yard's slots. One edge at a time has them: it holds a lock in the state directory from `open` to `close`."""
+    """A yard's slots. One edge at a time has them: it holds a lock in the state directory from `open` to
+    `close`."""
 
     def __init__(
         self, state: Path, *, claims: Path = CLAIMS_DIR, subids: tuple[Path, ...] | None = None
     ) -> None:
-        """`state`: the yard's state directory. `subids`: files like /etc/subuid whose ranges must not overlap ours."""
+        """`state`: the yard's state directory. `subids`: files like /etc/subuid whose ranges must not overlap
+        ours."""
         self._claims = claims
         self._subids = (Path("/etc/subuid"), Path("/etc/subgid")) if subids is None else subids
         self._claim = Claim(state=str(state.absolute()), lock=str(state.absolute() / "slots.lock"))
@@ -139,7 +144,7 @@ class Slots:
             self._add(block)
             return
         raise LimitExceeded(
-            f"All {SLOTS_MAX} sandboxes that this machine has uids for are taken, by {', '.join(sorted(owners))}.",
+            f"All uids of this machine for sandboxes are taken, by the yards {', '.join(sorted(owners))}.",
             code="no_slot",
             hint="Stop sandboxes that are no longer needed.",
         )
@@ -179,7 +184,8 @@ def _slots(block: int) -> range:
 
 
 def _alive(claim: Claim, block: int) -> bool:
-    """Whether the yard that claimed the block may still use it: its edge runs, or one of its processes does."""
+    """Whether the yard that claimed the block may still use it: its edge runs, or one of its processes
+    does."""
     try:
         fd = os.open(claim.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

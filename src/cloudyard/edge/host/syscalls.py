@@ -1,7 +1,9 @@
-"""System calls that Python has no function for: mounts and namespaces. Knows numbers and errno, and nothing of sandboxes.
+"""System calls that Python has no function for: mounts and namespaces. Knows numbers and errno, and nothing
+of sandboxes.
 
-Each raises OSError with the kernel's reason and the path it was about. Namespaces belong to a thread in Linux, so what
-enters one does so on a thread of its own (`on_own_thread`): no process is forked from a threaded one for it.
+Each raises OSError with the kernel's reason and the path it was about. Namespaces belong to a thread in
+Linux, so what enters one does so on a thread of its own (`on_own_thread`): no process is forked from a
+threaded one for it.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def unshare(flags: int) -> None:
 
 
 def enter_mount_namespace(fd: int) -> None:
-    """setns(2) of the calling thread, which must share its file system information with no other thread after this."""
+    """setns(2) of the calling thread, which must share its file system information with no other thread after
+    this."""
     unshare(CLONE_FS)
     _check(_libc.setns(fd, CLONE_NEWNS), "mount namespace")
 
@@ -117,7 +120,8 @@ def become_subreaper() -> None:
 
 
 def on_own_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, run on a thread that ends with it, so that a namespace it enters stays its own."""
+    """The result of `work`, run on a thread that ends with it, so that a namespace it enters stays its
+    own."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 

@@ -1,9 +1,10 @@
 """The template: a tiny mount namespace, kept by descriptor, of which every sandbox starts as a private copy.
 
-Why: bubblewrap reads every mount of the namespace it starts in, and a copy of a namespace costs by the number of its mounts.
-Sandboxes whose mounts were in the host's own namespace made creation four times slower at 1,200 alive. In here there are
-only what bubblewrap needs to start, the folder of the sandboxes' disks and the layers; the host's table never grows, and
-when the last descriptor and the last sandbox are gone the kernel takes it all down.
+Why: bubblewrap reads every mount of the namespace it starts in, and a copy of a namespace costs by the number
+of its mounts. Sandboxes whose mounts were in the host's own namespace made creation four times slower at
+1,200 alive. In here there are only what bubblewrap needs to start, the folder of the sandboxes' disks and the
+layers; the host's table never grows, and when the last descriptor and the last sandbox are gone the kernel
+takes it all down.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
 class Template:
-    """A template mount namespace. Made by `Template.make`, ended by `close`; sandboxes made from it live on."""
+    """A template mount namespace. Made by `Template.make`, ended by `close`; sandboxes made from it live
+    on."""
 
     def __init__(self, fd: int, way: LayerMount) -> None:
         self.fd = fd
@@ -43,7 +45,7 @@ class Template:
             fd = await to_thread.run_sync(lambda: syscalls.on_own_thread(lambda: _build(boxes)))
         except OSError as exc:
             raise Unsupported(
-                f"Making a mount namespace for sandboxes failed at {exc.filename or 'unshare'}: {exc.strerror}.",
+                f"Making a mount namespace failed at {exc.filename or 'unshare'}: {exc.strerror}.",
                 code="mount_namespace_refused",
                 hint="An edge needs root with CAP_SYS_ADMIN.",
             ) from exc
@@ -62,9 +64,9 @@ class Template:
             if path not in self._places:
                 if len(self._places) >= TEMPLATE_LAYERS_MAX:
                     raise LimitExceeded(
-                        f"Mounting the layer {path} failed: {TEMPLATE_LAYERS_MAX} layers are mounted on this node.",
+                        f"Mounting the layer {path} failed: {TEMPLATE_LAYERS_MAX} layers are mounted here.",
                         code="too_many_layers",
-                        hint="Restart the edge to let go of layers that are no longer used; sandboxes live on.",
+                        hint="Restart the edge to let go of those no longer used; sandboxes live on.",
                     )
                 place = f"/layers/{len(self._places)}"
                 await to_thread.run_sync(self._add, path, place)
@@ -116,7 +118,8 @@ def _build(boxes: Path) -> int:
 
 
 def _show_system(root: str, name: str) -> None:
-    """A folder of the host's system that bubblewrap's program or its libraries are in; a link where it is one there."""
+    """A folder of the host's system that bubblewrap's program or its libraries are in; a link where it is one
+    there."""
     if os.path.islink(f"/{name}"):
         os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
     elif os.path.isdir(f"/{name}"):

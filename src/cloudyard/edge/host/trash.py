@@ -1,6 +1,7 @@
 """Removing a directory tree that nobody uses any more, however deep or wide somebody made it.
 
-Every directory found is first moved up to the top and then emptied there, so that depth costs neither stack nor
+Every directory found is first moved up to the top and then emptied there, so that depth costs neither stack
+nor
 descriptors: three are open at a time. Works on descriptors and names, so no link is ever followed.
 """
 
@@ -15,7 +16,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def discard(path: Path) -> None:
-    """Remove the directory and all in it. Blocks for as long as it takes: for a thread. May be repeated if it was cut off.
+    """Remove the directory and all in it. Blocks for as long as it takes: for a thread. May be repeated if it
+    was cut off.
 
     Raises:
         OSError: the kernel refused.

@@ -1,10 +1,11 @@
-"""The container backend: bubblewrap over an overlay of EROFS layers, in namespaces, uids and cgroups of its own.
+"""The container backend: bubblewrap over an overlay of EROFS layers, in namespaces, uids and cgroups of its
+own.
 
-How a sandbox is made: a launcher of the pool (guest/launch.c) already sits in the slot's cgroups with its user namespace;
-told to go, it builds the root in a private copy of the template mount namespace and becomes bubblewrap, whose child becomes
-the guest, PID 1 of the sandbox. When the guest has answered, bubblewrap's monitor is killed: nothing needs it, and it is
-185 KB. The host's mount table never changes. What a sandbox is made of bears its slot's number (`site`), so that the next
-edge finds all of it again, or removes it.
+How a sandbox is made: a launcher of the pool (guest/launch.c) already sits in the slot's cgroups with its
+user namespace; told to go, it builds the root in a private copy of the template mount namespace and becomes
+bubblewrap, whose child becomes the guest, PID 1 of the sandbox. When the guest has answered, bubblewrap's
+monitor is killed: nothing needs it, and it is 185 KB. The host's mount table never changes. What a sandbox is
+made of bears its slot's number (`site`), so that the next edge finds all of it again, or removes it.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ class ContainerBackend:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(SLOTS_MAX, pids // PIDS_PER_SANDBOX, descriptors // DESCRIPTORS_PER_SANDBOX)
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Its own life
+    # --------------------------------------------------------------------------------------------------------
+    # --------- Its own life
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
@@ -154,7 +155,7 @@ class ContainerBackend:
         longest = len(os.fsencode(options.guests / f"{SLOTS_MAX}.sock"))
         if longest > SOCKET_PATH_MAX:
             raise InvalidRequest(
-                f"The run directory {options.run} is too long: sockets in it would have paths of {longest} bytes.",
+                f"The run directory {options.run} is too long: a socket in it would take {longest} bytes.",
                 code="run_dir_too_long",
                 hint=f"The kernel takes {SOCKET_PATH_MAX} bytes; use a shorter one, such as /run/cloudyard.",
             )
@@ -191,8 +192,8 @@ class ContainerBackend:
                 await self._take_down(launcher)
                 launcher.close()
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # One sandbox
+    # --------------------------------------------------------------------------------------------------------
+    # --------- One sandbox
 
     def _site(self, slot: int) -> Site:
         return Site(slot, self._options, self._cgroups)
@@ -253,7 +254,7 @@ class ContainerBackend:
             raise _died(launcher) from exc
         except TimeoutError as exc:
             raise SandboxUnavailable(
-                f"Starting the sandbox failed: its guest did not answer within {START_WAIT_S:g} s. {launcher.words()}",
+                f"Starting the sandbox failed: no answer from its guest. {launcher.words()}",
                 code="start_timeout",
                 retry_safe=True,
             ) from exc
@@ -282,7 +283,8 @@ class _GuestSilent(Exception):
 
 
 async def _greeted(site: Site) -> None:
-    """Return when the guest has answered a HELLO: the first moment at which the sandbox is known to be whole."""
+    """Return when the guest has answered a HELLO: the first moment at which the sandbox is known to be
+    whole."""
     with site.connect() as link:
         link.send(encode(Kind.HELLO, 0, (Tag.VERSION_MIN, 1), (Tag.VERSION_MAX, PROTOCOL_VERSION)))
         decoder = Decoder()

@@ -1,4 +1,5 @@
-"""The edge's side of guest/launch.c: park a launcher, tell it to go, hear how it went. That file says what goes over the socket."""
+"""The edge's side of guest/launch.c: park a launcher, tell it to go, hear how it went. That file says what
+goes over the socket."""
 
 from __future__ import annotations
 
@@ -160,8 +161,8 @@ def launch(site: Site, limits: Limits, *, program: str, template: int, guest: in
 def bubblewrap(program: str, *, hostname: str, shm_bytes: int) -> list[str]:
     """The command line that makes a sandbox of what the launcher has prepared.
 
-    Capabilities are the fewest with which package managers, su and sshd worked. /dev/shm has a size of its own, for a tmpfs
-    would else be half of the machine's memory.
+    Capabilities are the fewest with which package managers, su and sshd worked. /dev/shm has a size of its
+    own, for a tmpfs would else be half of the machine's memory.
     """
     capabilities = [part for name in CAPABILITIES for part in ("--cap-add", f"CAP_{name}")]
     return [
@@ -169,7 +170,7 @@ def bubblewrap(program: str, *, hostname: str, shm_bytes: int) -> list[str]:
         *("--userns", str(FD_USERNS), "--info-fd", str(FD_INFO)),
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"),
         *("--bind", "/root", "/", "--proc", "/proc", "--dev", "/dev"),
-        *("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm"),  # noqa: S108
+        *("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm"),
         *("--hostname", hostname, "--chdir", "/", "--as-pid-1", "--uid", "0", "--gid", "0"),
         *capabilities,
         *(f"/proc/self/fd/{FD_GUEST}", "--listen", str(FD_LISTEN), "--uid", str(GUEST_UID)),
@@ -197,7 +198,7 @@ def _translated(error: int, what: str, path: str) -> CloudyardError:
             return Unsupported(
                 message,
                 code="overlay_refused",
-                hint="Keep the yard's state on ext4, xfs, btrfs or tmpfs: overlayfs cannot write to an overlay.",
+                hint="Keep the yard's state on ext4, xfs, btrfs or tmpfs, and on no overlay.",
             )
         case errno.EINVAL if what.startswith("map the owners"):
             return Unsupported(

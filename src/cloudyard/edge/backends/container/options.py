@@ -19,7 +19,8 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     """Paths and sizes of a container backend."""
 
     state: Path
-    """The yard's state directory; the backend keeps `edge/boxes` and `edge/trash` in it. Its file system holds what sandboxes
+    """The yard's state directory; the backend keeps `edge/boxes` and `edge/trash` in it. Its file system
+    holds what sandboxes
     write and must be one that overlayfs can write to: ext4, xfs, btrfs or tmpfs, and no overlay itself."""
     run: Path
     """The yard's run directory; guests' sockets are in `guests` in it."""

@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 class Pool:
-    """Keeps `size` launchers parked while `run` runs. A create that finds none prepares its own, in turn with the others."""
+    """Keeps `size` launchers parked while `run` runs. A create that finds none prepares its own, in turn with
+    the others."""
 
     def __init__(self, prepare: Callable[[], Awaitable[Launcher]], *, size: int, at_once: int) -> None:
         self._prepare_one = prepare

@@ -1,4 +1,5 @@
-"""What bears a slot's number on this machine: a cgroup, a directory, a socket. Made and removed here, and nowhere else.
+"""What bears a slot's number on this machine: a cgroup, a directory, a socket. Made and removed here, and
+nowhere else.
 
 A site outlives the process that made it; the next edge finds it by the number alone.
 """
@@ -105,8 +106,8 @@ class Site:
                 await kill_all(pids, watcher, then=lambda: self.group.set_frozen(False))
             return
         raise CloudyardError(
-            f"Ending the processes {self.group.pids()} of slot {self.slot} failed: {EMPTY_WAIT_S:g} s after SIGKILL they "
-            "are still there.",
+            f"Ending the processes {self.group.pids()} of slot {self.slot} failed: they are still there "
+            f"{EMPTY_WAIT_S:g} s after SIGKILL.",
             code="not_killed",
             hint="They may wait for a disk or a network file system; stop the sandbox again later.",
             retry_safe=True,

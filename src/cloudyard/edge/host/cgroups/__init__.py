@@ -1,8 +1,8 @@
 """Control groups behind one small interface: version 1 in `v1`, version 2 in `v2`.
 
-A yard has one parent group, `cloudyard/TAG`, at the root of each hierarchy, and in it one group per slot. It is not below
-the edge's own group: a sandbox outlives the edge that made it, and the next edge may be started from another group. Knows
-files of the kernel, and nothing of sandboxes.
+A yard has one parent group, `cloudyard/TAG`, at the root of each hierarchy, and in it one group per slot. It
+is not below the edge's own group: a sandbox outlives the edge that made it, and the next edge may be started
+from another group. Knows files of the kernel, and nothing of sandboxes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _V1_CONTROLLERS = (*CONTROLLERS, "cpuacct", "freezer")
 
 
 class Group(Protocol):
-    """The group of one slot, in every hierarchy that it takes. Methods raise OSError with the file and the reason."""
+    """The group of one slot, in every hierarchy that it takes. Methods raise OSError with the file and the
+    reason."""
 
     def make(self) -> None:
         """Make it; it must not be there."""
 
     def entries(self) -> list[int]:
-        """Its cgroup.procs files, opened for writing: a process that writes 0 to each is in. The caller closes them."""
+        """Its cgroup.procs files, opened for writing: a process that writes 0 to each is in. The caller
+        closes them."""
 
     def limit(self, limits: Limits) -> None:
         """Set its limits."""
@@ -79,7 +81,8 @@ def open_cgroups(tag: str, subtree: Path | None = None) -> Cgroups:
 
     Args:
         tag: names the yard on this machine.
-        subtree: directory of a version 2 group that was delegated to us; the root of what is mounted if left out.
+        subtree: directory of a version 2 group that was delegated to us; the root of what is mounted if left
+            out.
 
     Raises:
         Unsupported: a controller is missing, or the kernel refuses.
@@ -118,7 +121,8 @@ def mounted(mountinfo: str) -> list[Mount]:
 
 
 def choose(mounts: Sequence[Mount]) -> Path | dict[str, Path]:
-    """The root of version 2 where that has all we need, else for each controller the root of its version 1 hierarchy.
+    """The root of version 2 where that has all we need, else for each controller the root of its version 1
+    hierarchy.
 
     Raises:
         Unsupported: neither has; says which controller is missing.
@@ -131,9 +135,9 @@ def choose(mounts: Sequence[Mount]) -> Path | dict[str, Path]:
     missing = [name for name in _V1_CONTROLLERS if name not in found]
     if missing:
         raise Unsupported(
-            f"Limits of sandboxes need the cgroup controllers {', '.join(missing)}, which are not to be had here.",
+            f"Limits of sandboxes need the cgroup controllers {', '.join(missing)}, which are not here.",
             code="cgroups_missing",
-            hint="Mount cgroup2 at /sys/fs/cgroup, or run the edge where the host's cgroups can be seen and written.",
+            hint="Mount cgroup2 at /sys/fs/cgroup, or run the edge where it can write the host's cgroups.",
         )
     return found
 
@@ -146,7 +150,7 @@ async def freeze(group: Group) -> None:
     """
     group.set_frozen(True)
     with anyio.move_on_after(FREEZE_WAIT_S):
-        while not group.is_frozen():
+        while not group.is_frozen():  # noqa: ASYNC110 - the kernel tells of it in no other way
             await anyio.sleep(POLL_S)
         return
     group.set_frozen(False)

@@ -70,7 +70,8 @@ class CgroupsV1:
     version = 1
 
     def __init__(self, roots: dict[str, Path], name: str) -> None:
-        """`roots`: where each controller's hierarchy is mounted. `name`: the parent, such as `cloudyard/TAG`."""
+        """`roots`: where each controller's hierarchy is mounted. `name`: the parent, such as
+        `cloudyard/TAG`."""
         self._parents = {controller: root / name for controller, root in roots.items()}
         self._homes = list(dict.fromkeys(self._parents.values()))
         for home in self._homes:

@@ -65,7 +65,8 @@ class CgroupsV2:
     version = 2
 
     def __init__(self, root: Path, name: str) -> None:
-        """`root`: the hierarchy's root as it is seen here, or a subtree that was delegated to us. `name`: the parent."""
+        """`root`: the hierarchy's root as it is seen here, or a subtree that was delegated to us. `name`: the
+        parent."""
         self._home = root / name
         self._home.mkdir(parents=True, exist_ok=True)
         for group in (root, *(root / part for part in reversed(Path(name).parents) if part.name), self._home):
@@ -84,7 +85,8 @@ class CgroupsV2:
 def enable(group: Path) -> None:
     """Let groups below this one have our controllers.
 
-    A group but the real root may not have both processes and controllers for groups below it, so its processes go to a leaf.
+    A group but the real root may not have both processes and controllers for groups below it, so its
+    processes go to a leaf.
     """
     control = group / "cgroup.subtree_control"
     wanted = [name for name in CONTROLLERS if name not in control.read_text().split()]
