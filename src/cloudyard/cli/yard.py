@@ -31,6 +31,7 @@ from cloudyard.assemble.config import (
 from cloudyard.assemble.doctor import Report, examine, lacks
 from cloudyard.core.doctor import Bound, Finding
 from cloudyard.errors import Conflict, NotFound, Unsupported
+from cloudyard.model import GIB
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -185,10 +186,13 @@ def _print_report(report: Report, count: int) -> None:
     console.print(table)
     if report.bounds:
         console.print(f"\nFor {count} sandboxes:")
-        bounds = Table("", "", "needs", "has", "", box=None, pad_edge=False)
+        bounds = Table("", "", "needs", "has", box=None, pad_edge=False)
         for bound in report.bounds:
             bounds.add_row(*_bound_row(bound))
         console.print(bounds)
+        for bound in report.bounds:
+            if bound.fix:
+                print(f"{bound.name}: {bound.fix}")
     console.print(
         "\n" + ("Sandboxes run here." if report.good else "Something that sandboxes need is missing.")
     )
@@ -199,6 +203,9 @@ def _finding_row(finding: Finding) -> tuple[str, str, str]:
     return f"[{_COLOURS[finding.level]}]{finding.level}[/]", finding.name, text
 
 
-def _bound_row(bound: Bound) -> tuple[str, str, str, str, str]:
+def _bound_row(bound: Bound) -> tuple[str, str, str, str]:
     mark = "[green]ok[/]" if bound.ok else "[red]low[/]"
-    return mark, bound.name, f"{bound.needs:,}", f"{bound.has:,} {bound.unit}", bound.fix
+    needs, has = bound.needs, bound.has
+    if bound.unit == "bytes":
+        return mark, bound.name, f"{needs / GIB:.1f} GiB", f"{has / GIB:.1f} GiB"
+    return mark, bound.name, f"{needs:,}", f"{has:,} {bound.unit}"

@@ -1,8 +1,9 @@
-"""Small trials of what the kernel lets us do, in a process and mount namespace of their own that vanish with them.
+"""Small trials of what the kernel lets us do, in a process and mount namespace of their own that vanish with
+them.
 
-Run as `python -m cloudyard.edge.host.trial DIRECTORY`, where the directory is on the disk of layers and writable
-layers: what works depends on the file system there. Prints one JSON object, with reasons that are empty where a
-trial went well. The launcher does the same for real, in C; this is for `doctor`.
+Run as `python -m cloudyard.edge.host.trial DIRECTORY`, where the directory is on the disk of layers and
+writable layers: what works depends on the file system there. Prints one JSON object, with reasons that are
+empty where a trial went well. The launcher does the same for real, in C; this is for `doctor`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def make_image(image: Path, tree: Path) -> str:
 
 
 def mount_image(image: Path) -> tuple[int, str, str]:
-    """Mount it straight from its file or through a loop device: the mount, the way, and why not the first one."""
+    """Mount it straight from its file or through a loop device: the mount, the way, and why not the first
+    one."""
     try:
         return mount_layer(image, "direct"), "direct", ""
     except CloudyardError as exc:
