@@ -352,9 +352,7 @@ async def test_a_slow_reader_loses_no_answer_in_silence(server: NatsServer, cont
 def test_the_file_with_passwords_is_private(tmp_path: Path) -> None:
     from cloudyard.fabric import NatsServerConfig, render_config, write_private
 
-    config = NatsServerConfig(
-        port=4222, store_dir=str(tmp_path), passwords={"control": "s3cret"}
-    )
+    config = NatsServerConfig(port=4222, store_dir=str(tmp_path), passwords={"control": "s3cret"})
     write_private(tmp_path / "nats.conf", render_config(config))
     assert stat.S_IMODE((tmp_path / "nats.conf").stat().st_mode) == 0o600
     assert "127.0.0.1:4222" in (tmp_path / "nats.conf").read_text()

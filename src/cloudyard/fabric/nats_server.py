@@ -28,8 +28,7 @@ CONNECTIONS_MAX = 4096
 
 
 class NatsServerConfig(Struct, frozen=True, kw_only=True):
-    """What a server of ours needs to know. `passwords` maps `control` and each `edge-<id>` to its password.
-    """
+    """What a server of ours is told. `passwords` maps `control` and each `edge-<id>` to its password."""
 
     store_dir: str
     passwords: dict[str, str]
