@@ -1,0 +1,1 @@
+"""Pure decisions: what should happen, never the doing of it. No clock, I/O, randomness or logging."""
