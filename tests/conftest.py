@@ -61,3 +61,11 @@ def no_yard_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         name for name in os.environ if name.startswith("CLOUDYARD_") and name != "CLOUDYARD_MUST_WORK"
     ]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def depot() -> Path:
+    """A depot with the image `debian`, which has Python. Built once, and kept for later runs and the demo."""
+    if reason := support.why_not_live():
+        support.cannot_run(reason)
+    return support.debian_depot()

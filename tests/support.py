@@ -1,10 +1,11 @@
 """What tests share: waiting with a bound, where live tests may run, and a census that finds leaks.
 
-Knows the kernel's files and no part of Cloudyard, so that any test may use it.
+Knows the kernel's files and the depot, and nothing else of Cloudyard.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -17,11 +18,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cloudyard.images.build import build_debian
+from cloudyard.images.depot import Depot
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD_DIR = REPOSITORY / "build"  # git-ignored; what is costly to make and may be kept between runs
 WAIT_S = 10.0  # bound of one wait for a condition
 POLL_S = 0.01
-LIVE_PROGRAMS = ("bwrap", "mkfs.erofs")
+LIVE_PROGRAMS = ("bwrap", "mkfs.erofs", "mmdebstrap")
+TEST_IMAGE, TEST_PACKAGES = "debian", ("python3",)
 
 
 def must_work() -> bool:
@@ -34,6 +39,17 @@ def cannot_run(reason: str) -> None:
     if must_work():
         pytest.fail(f"{reason} (CLOUDYARD_MUST_WORK=1)", pytrace=False)
     pytest.skip(reason)
+
+
+def debian_depot() -> Path:
+    """The depot below BUILD_DIR, with the image `debian` in it. Held by a lock while it is built."""
+    depot = Depot(BUILD_DIR / "depot")
+    depot.path.mkdir(parents=True, exist_ok=True)
+    with open(BUILD_DIR / "depot.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if TEST_IMAGE not in depot.names():
+            build_debian(depot, TEST_IMAGE, packages=TEST_PACKAGES)
+    return depot.path
 
 
 def why_not_live() -> str:
@@ -67,7 +83,8 @@ def wait_until_sync(condition: Callable[[], bool], what: str, *, within_s: float
 
 
 def new_token() -> str:
-    """A word that names one test's yard and all that it makes on the host: `t`, then six letters or digits."""
+    """A word that names one test's yard and all that it makes on the host: `t`, then six letters or
+    digits."""
     return "t" + secrets.token_hex(3)
 
 

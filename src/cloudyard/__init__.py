@@ -1,3 +1,68 @@
-"""Cloudyard: a yard of sandboxes in which agents are trained and evaluated. Public names load on first use."""
+"""Cloudyard: a yard of sandboxes in which agents are trained and evaluated.
+
+The public names load on first use, so that `import cloudyard` costs next to nothing. This file knows where
+each name lives and nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cloudyard.errors import CloudyardError as CloudyardError
+    from cloudyard.errors import Conflict as Conflict
+    from cloudyard.errors import Forbidden as Forbidden
+    from cloudyard.errors import InvalidRequest as InvalidRequest
+    from cloudyard.errors import LimitExceeded as LimitExceeded
+    from cloudyard.errors import NotFound as NotFound
+    from cloudyard.errors import SandboxUnavailable as SandboxUnavailable
+    from cloudyard.errors import Unauthorized as Unauthorized
+    from cloudyard.errors import Unsupported as Unsupported
+    from cloudyard.errors import YardUnavailable as YardUnavailable
+    from cloudyard.sdk import blocking as blocking
+    from cloudyard.sdk.client import Yard as Yard
+    from cloudyard.sdk.client import connect as connect
+    from cloudyard.sdk.process import Completed as Completed
+    from cloudyard.sdk.process import Process as Process
+    from cloudyard.sdk.sandbox import Sandbox as Sandbox
 
 __version__ = "0.1.0"
+
+_ERRORS = (
+    "CloudyardError",
+    "Conflict",
+    "Forbidden",
+    "InvalidRequest",
+    "LimitExceeded",
+    "NotFound",
+    "SandboxUnavailable",
+    "Unauthorized",
+    "Unsupported",
+    "YardUnavailable",
+)
+_HOMES = {
+    **dict.fromkeys(_ERRORS, "cloudyard.errors"),
+    "Completed": "cloudyard.sdk.process",
+    "Process": "cloudyard.sdk.process",
+    "Sandbox": "cloudyard.sdk.sandbox",
+    "Yard": "cloudyard.sdk.client",
+    "connect": "cloudyard.sdk.client",
+}
+
+__all__ = [*sorted([*_HOMES, "blocking", "__version__"])]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "blocking":
+        value: Any = import_module("cloudyard.sdk.blocking")
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'cloudyard' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

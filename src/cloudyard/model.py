@@ -158,26 +158,26 @@ class Op(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_def
     """One operation. The tag is the name of the operation in snake case."""
 
 
-class Exec(Op, tag="exec"):
+class Exec(Op, tag="exec", frozen=True):
     """Run a command and wait for it. Gives ExecResult."""
 
     command: CommandSpec
 
 
-class Start(Op, tag="start"):
+class Start(Op, tag="start", frozen=True):
     """Start a command and return at once. Gives CommandInfo."""
 
     command: CommandSpec
 
 
-class Wait(Op, tag="wait"):
+class Wait(Op, tag="wait", frozen=True):
     """Wait for a command's end, at most `wait_s`. Gives ExecResult, or CommandInfo when it still runs."""
 
     command_id: int
     wait_s: float = 3600.0
 
 
-class ReadOutput(Op, tag="read_output"):
+class ReadOutput(Op, tag="read_output", frozen=True):
     """The next bytes of a stream from `offset` on. Waits up to `wait_s` for the first. Gives OutputChunk.
 
     This is a stream whose receiver holds the credit: it asks for numbered pieces and may have STREAM_WINDOW requests under
@@ -191,7 +191,7 @@ class ReadOutput(Op, tag="read_output"):
     wait_s: float = 0.0
 
 
-class SendStdin(Op, tag="send_stdin"):
+class SendStdin(Op, tag="send_stdin", frozen=True):
     """Bytes for a command's stdin, at `offset` of all bytes sent so far; `eof` closes it after them. Gives Done.
 
     Bytes below the offset that was already taken are dropped, so a repeat does no harm. Returns when the command's pipe has
@@ -205,25 +205,25 @@ class SendStdin(Op, tag="send_stdin"):
     wait_s: float = 30.0
 
 
-class Signal(Op, tag="signal"):
+class Signal(Op, tag="signal", frozen=True):
     """Send a signal to the command's whole process tree. Gives Done."""
 
     command_id: int
     signal: Annotated[int, Meta(ge=1, le=64)] = 9
 
 
-class Resize(Op, tag="resize"):
+class Resize(Op, tag="resize", frozen=True):
     """Change the size of a command's terminal. Gives Done."""
 
     command_id: int
     pty: Pty
 
 
-class ListCommands(Op, tag="list_commands"):
+class ListCommands(Op, tag="list_commands", frozen=True):
     """Commands that run or whose results are kept. Gives CommandList."""
 
 
-class ReadFile(Op, tag="read_file"):
+class ReadFile(Op, tag="read_file", frozen=True):
     """Bytes of a file from `offset` on, at most CHUNK_BYTES_MAX of them. Gives FileChunk."""
 
     path: str
@@ -231,7 +231,7 @@ class ReadFile(Op, tag="read_file"):
     max_bytes: int = CHUNK_BYTES_MAX
 
 
-class WriteFile(Op, tag="write_file"):
+class WriteFile(Op, tag="write_file", frozen=True):
     """Write a whole small file (at most CHUNK_BYTES_MAX), replacing what is there in one move. Gives FileInfo."""
 
     path: str
@@ -242,7 +242,7 @@ class WriteFile(Op, tag="write_file"):
     """Make missing parent directories."""
 
 
-class UploadChunk(Op, tag="upload_chunk"):
+class UploadChunk(Op, tag="upload_chunk", frozen=True):
     """A piece of a large file at `offset` of upload `upload_id`. Not a step. Gives Done."""
 
     upload_id: str
@@ -251,7 +251,7 @@ class UploadChunk(Op, tag="upload_chunk"):
     data: bytes
 
 
-class UploadCommit(Op, tag="upload_commit"):
+class UploadCommit(Op, tag="upload_commit", frozen=True):
     """Put a finished upload in its place in one move, if its size and SHA-256 agree. Gives FileInfo."""
 
     upload_id: str
@@ -262,20 +262,20 @@ class UploadCommit(Op, tag="upload_commit"):
     parents: bool = True
 
 
-class ListDir(Op, tag="list_dir"):
+class ListDir(Op, tag="list_dir", frozen=True):
     """Entries of a directory, sorted by name. Gives DirListing."""
 
     path: str
 
 
-class Stat(Op, tag="stat"):
+class Stat(Op, tag="stat", frozen=True):
     """What is at a path; a link itself is described, not followed, if `follow` is false. Gives FileInfo."""
 
     path: str
     follow: bool = True
 
 
-class Remove(Op, tag="remove"):
+class Remove(Op, tag="remove", frozen=True):
     """Remove a file, a link or a directory. Gives Done."""
 
     path: str
@@ -283,7 +283,7 @@ class Remove(Op, tag="remove"):
     missing_ok: bool = False
 
 
-class MakeDir(Op, tag="make_dir"):
+class MakeDir(Op, tag="make_dir", frozen=True):
     """Make a directory. Gives FileInfo."""
 
     path: str
@@ -292,18 +292,18 @@ class MakeDir(Op, tag="make_dir"):
     exist_ok: bool = True
 
 
-class GetSandbox(Op, tag="get_sandbox"):
+class GetSandbox(Op, tag="get_sandbox", frozen=True):
     """Its state. Not a step, and no use that keeps an idle sandbox alive. Gives SandboxInfo."""
 
 
-class KeepAlive(Op, tag="keep_alive"):
+class KeepAlive(Op, tag="keep_alive", frozen=True):
     """Count as use, and change its times to live where given. Gives SandboxInfo."""
 
     idle_ttl_s: float | None | UnsetType = UNSET
     max_ttl_s: float | None | UnsetType = UNSET
 
 
-class StopSandbox(Op, tag="stop_sandbox"):
+class StopSandbox(Op, tag="stop_sandbox", frozen=True):
     """Stop it and give everything back. Stopping a stopped one is no error. Gives SandboxInfo."""
 
 
@@ -357,7 +357,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="r
     fault: Fault | None = None
 
 
-class ExecResult(Result, tag="exec"):
+class ExecResult(Result, tag="exec", frozen=True):
     """How a command ended. Exactly one of exit_code and signal is set, unless it never started or its end is unknown."""
 
     command_id: int
@@ -386,7 +386,7 @@ class ExecResult(Result, tag="exec"):
     """Why it never started: the call, its object and the kernel's reason."""
 
 
-class CommandInfo(Result, tag="command"):
+class CommandInfo(Result, tag="command", frozen=True):
     """A command that runs, or ran and whose result is kept."""
 
     command_id: int
@@ -403,11 +403,11 @@ class CommandInfo(Result, tag="command"):
     stderr_total: int = 0
 
 
-class CommandList(Result, tag="commands"):
+class CommandList(Result, tag="commands", frozen=True):
     commands: list[CommandInfo] = []
 
 
-class OutputChunk(Result, tag="output"):
+class OutputChunk(Result, tag="output", frozen=True):
     """A piece of a stream. `eof` says that the stream ends with it; then `total` and `sha256` (of all kept bytes) are set."""
 
     data: bytes = b""
@@ -417,13 +417,13 @@ class OutputChunk(Result, tag="output"):
     sha256: str = ""
 
 
-class Done(Result, tag="done"):
+class Done(Result, tag="done", frozen=True):
     """It is done. `taken`: bytes accepted so far, where the operation took bytes."""
 
     taken: int = 0
 
 
-class FileInfo(Result, tag="file"):
+class FileInfo(Result, tag="file", frozen=True):
     path: str
     kind: FileKind
     size: int
@@ -435,7 +435,7 @@ class FileInfo(Result, tag="file"):
     """Where a symlink points."""
 
 
-class FileChunk(Result, tag="file_chunk"):
+class FileChunk(Result, tag="file_chunk", frozen=True):
     """A piece of a file. `size` and `mtime_ns` are the file's own at that moment: a reader checks that they did not move."""
 
     data: bytes
@@ -444,12 +444,12 @@ class FileChunk(Result, tag="file_chunk"):
     mtime_ns: int = 0
 
 
-class DirListing(Result, tag="dir"):
+class DirListing(Result, tag="dir", frozen=True):
     path: str
     entries: list[FileInfo] = []
 
 
-class SandboxInfo(Result, tag="sandbox"):
+class SandboxInfo(Result, tag="sandbox", frozen=True):
     id: str
     project: str
     edge: str

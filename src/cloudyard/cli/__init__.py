@@ -1,10 +1,12 @@
 """The command line, `cloudyard`: which command lives in which module, and how an error is shown.
 
-A module of a command has two functions: `add_arguments(parser)` declares what it takes, `run(args)` does it and gives the exit
-code. Where one module holds several commands, the functions are named after them: `add_up_arguments` and `run_up`. Modules
-load when their command is given, so that `cloudyard --help` needs none of them.
+A module of a command has two functions: `add_arguments(parser)` declares what it takes, `run(args)` does it
+and gives the exit code. Where one module holds several commands, the functions are named after them:
+`add_up_arguments` and `run_up`. Modules load when their command is given, so that `cloudyard --help` needs
+none of them.
 
-Exit codes: 0 done, 1 the yard could not do it, 2 the request itself is wrong, 130 interrupted; `run` gives the command's own.
+Exit codes: 0 done, 1 the yard could not do it, 2 the request itself is wrong, 130 interrupted; `run` gives
+the command's own.
 """
 
 from __future__ import annotations

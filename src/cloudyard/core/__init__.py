@@ -1,1 +1,1 @@
-"""Pure decisions: what should happen, never the doing of it. No clock, I/O, randomness or logging."""
+"""Pure decisions: no clock, no I/O, no randomness, no logging. Whatever they need comes in with the call."""

@@ -1,1 +1,4 @@
-"""The client of a yard. Knows `model`, `wire` and `errors`, and no part of a server; `config` alone reads the environment."""
+"""The client of a yard. Knows `model`, `wire` and `errors`, no part of a server.
+
+Only `config` reads the environment.
+"""

@@ -1,8 +1,8 @@
-"""Frames between an edge and the guest of one sandbox. The text is `docs/guest-protocol.md`; `tests/golden/frames` holds
-the same truth as bytes, and both this file and `guest/frames.c` are tested against it.
+"""Frames between an edge and the guest of one sandbox.
 
-A frame is a 16-byte header (body size u32, kind u16, flags u16, command u64, little-endian) and a body of fields, each a tag
-(u16), a length (u32) and that many bytes. Numbers are u64 in 8 bytes. Unknown tags are skipped, unknown kinds are an error.
+The text is `docs/guest-protocol.md`; `tests/golden/frames` holds the same truth as bytes, and both this file and
+`guest/frames.c` are tested against it. A frame is a 16-byte header (body size u32, kind u16, flags u16, command u64,
+little-endian) and a body of fields, each a tag (u16), a length (u32) and that many bytes. Numbers are u64 in 8 bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIELD = struct.Struct("<HI")
 NUMBER = struct.Struct("<Q")
 FRAME_BODY_MAX = 1024 * 1024 + 64 * 1024  # bytes; a larger frame ends the connection
 OUTPUT_DATA_MAX = 32 * 1024  # bytes of output in one frame
-OUTPUT_WINDOW = 128 * 1024  # bytes of a stream the guest holds until they are acknowledged; then the command waits
+OUTPUT_WINDOW = 128 * 1024  # bytes of a stream the guest holds until they are acknowledged
 STDIN_WINDOW = 64 * 1024  # bytes of stdin that may be under way beyond what the guest has taken
 GUEST_COMMANDS_MAX = 256  # commands that run or are held in one guest
 
@@ -90,6 +90,10 @@ class Tag(IntEnum):
     TREE_ALIVE = 34
 
 
+_TEXTS = {Tag.BUILD, Tag.ARG, Tag.SHELL, Tag.ENV, Tag.CWD, Tag.USER, Tag.DATA, Tag.WHAT, Tag.TEXT}
+_NUMBERS = frozenset(int(tag) for tag in Tag if tag not in _TEXTS)
+
+
 class Options(IntFlag):
     """Bits of the OPTIONS field of EXEC."""
 
@@ -116,7 +120,9 @@ class Frame(NamedTuple):
         for found, raw in self.fields:
             if found == tag:
                 if len(raw) != NUMBER.size:
-                    raise FrameError(f"field {tag.name} of a frame of kind {self.kind} is {len(raw)} bytes, not 8")
+                    raise FrameError(
+                        f"field {tag.name} of a frame of kind {self.kind} is {len(raw)} bytes, not 8"
+                    )
                 return int(NUMBER.unpack(raw)[0])
         if default is None:
             raise FrameError(f"a frame of kind {self.kind} lacks the field {tag.name}")
@@ -155,36 +161,41 @@ def encode(kind: Kind, command: int = 0, *fields: tuple[Tag, bytes | int]) -> by
         parts.append(raw)
         size += FIELD.size + len(raw)
     if size > FRAME_BODY_MAX:
-        raise FrameError(f"a frame of kind {kind.name} would be {size} bytes, over the {FRAME_BODY_MAX} allowed")
+        raise FrameError(
+            f"a frame of kind {kind.name} would be {size} bytes, over the {FRAME_BODY_MAX} allowed"
+        )
     parts[0] = HEADER.pack(size, kind, 0, command)
     return b"".join(parts)
 
 
 class Decoder:
-    """Bytes in, frames out, whatever way they are cut. Holds at most one frame's bytes and what was fed last."""
+    """Bytes in, frames out, however they are cut. Holds at most one frame's bytes and what was fed last."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take bytes and give each frame that they complete.
+        """Take bytes, at once, and give each frame that they complete, as they are asked for.
 
         Raises:
             FrameError: a length or a field cannot be right. The decoder is of no use after it.
         """
+        self._buffer += data
+        return self._whole_frames()
+
+    def _whole_frames(self) -> Iterator[Frame]:
         buffer = self._buffer
-        buffer += data
-        start = 0
+        start, held = 0, len(buffer)
         try:
-            while len(buffer) - start >= HEADER.size:
+            while held - start >= HEADER.size:
                 size, kind, _flags, command = HEADER.unpack_from(buffer, start)
                 if size > FRAME_BODY_MAX:
                     raise FrameError(f"a frame says it is {size} bytes, over the {FRAME_BODY_MAX} allowed")
-                end = start + HEADER.size + size
-                if len(buffer) < end:
+                body = start + HEADER.size
+                if held < body + size:
                     break
-                fields = _fields(bytes(buffer[start + HEADER.size : end]))
-                start = end
+                fields = _fields(bytes(buffer[body : body + size]))
+                start = body + size
                 yield Frame(kind, command, fields)
         finally:
             del buffer[:start]
@@ -192,14 +203,16 @@ class Decoder:
 
 def _fields(body: bytes) -> tuple[tuple[int, bytes], ...]:
     found: list[tuple[int, bytes]] = []
-    at = 0
-    while at < len(body):
-        if len(body) - at < FIELD.size:
+    at, end = 0, len(body)
+    while at < end:
+        if end - at < FIELD.size:
             raise FrameError("a frame ends within a field's head")
         tag, length = FIELD.unpack_from(body, at)
         at += FIELD.size
-        if length > len(body) - at:
-            raise FrameError(f"field {tag} says it is {length} bytes and the frame has {len(body) - at} left")
+        if length > end - at:
+            raise FrameError(f"field {tag} says it is {length} bytes and the frame has {end - at} left")
+        if length != NUMBER.size and tag in _NUMBERS:
+            raise FrameError(f"field {tag} is a number and has {length} bytes, not 8")
         found.append((tag, body[at : at + length]))
         at += length
     return tuple(found)

@@ -1,6 +1,8 @@
-"""Messages between gateway and edge (over NATS) and between client and gateway (over the mux socket), in msgpack.
+"""Messages between gateway and edge (over NATS) and between client and gateway (over the mux socket), in
+msgpack.
 
-The gateway hands operations and results on as the raw bytes they came in: it reads the envelope, never the content.
+The gateway hands operations and results on as the raw bytes they came in: it reads the envelope, never the
+content.
 """
 
 from __future__ import annotations
@@ -12,15 +14,47 @@ from cloudyard.errors import CloudyardError, InvalidRequest, error_from_wire
 from cloudyard.model import AnyOp, AnyResult, ErrorBody, Heartbeat, ImageConfig, SandboxInfo, SandboxSpec
 
 MUX_PATH = "/v1/mux"
-MUX_FRAME_MAX = 2 * 1024 * 1024  # bytes of one mux frame
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024  # one message over NATS; streams and files go in far smaller pieces
+MUX_FRAME_MAX = MESSAGE_BYTES_MAX + 1024  # bytes of one mux frame: what fits through NATS, and its envelope
 MUX_IN_FLIGHT_MAX = 4096  # requests under way on one mux socket
 
+# Operations that may be sent again though the first may have been done: they change nothing, or end in the
+# same state. Any other one is safe to repeat only with its step key.
+REPEATABLE = frozenset(
+    {
+        "wait",
+        "read_output",
+        "send_stdin",
+        "resize",
+        "list_commands",
+        "read_file",
+        "upload_chunk",
+        "list_dir",
+        "stat",
+        "get_sandbox",
+        "keep_alive",
+        "stop_sandbox",
+    }
+)
 
-# --- client <-> gateway: the mux socket ------------------------------------------------------------------------------
+
+def call_subject(edge: str) -> str:
+    """Where an edge listens for calls."""
+    return f"cy.edge.{edge}.call"
+
+
+def beat_subject(edge: str) -> str:
+    """Where an edge's heartbeats go; `*` hears every edge."""
+    return f"cy.beat.{edge}"
+
+
+# --- client <-> gateway: the mux socket ---------------------------------------------------------------------
 
 
 class MuxRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One operation on one sandbox. `id` is the client's, unique among its requests under way; `key` is the step key."""
+    """One operation on one sandbox. `id` is the client's, unique among its requests under way; `key` is the
+    step key.
+    """
 
     id: int
     sandbox: str
@@ -49,24 +83,26 @@ class MuxFrame(Struct, frozen=True, omit_defaults=True):
     cancel: int = 0
 
 
-# --- gateway -> edge, over NATS ---------------------------------------------------------------------------------------
+# --- gateway -> edge, over NATS -----------------------------------------------------------------------------
 
 
 class EdgeCall(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="call"):
-    """What a gateway asks of an edge. `project` is whom the token belongs to; `cause` is the id of the request behind it."""
+    """What a gateway asks of an edge. `project` is whom the token belongs to; `cause` is the id of the
+    request behind it.
+    """
 
     project: str
     cause: str = ""
 
 
-class CallCreate(EdgeCall, tag="create"):
+class CallCreate(EdgeCall, tag="create", frozen=True):
     """Make this sandbox. Repeating it with the same id gives the same sandbox."""
 
     sandbox: str
     spec: SandboxSpec
 
 
-class CallOp(EdgeCall, tag="op"):
+class CallOp(EdgeCall, tag="op", frozen=True):
     """Do this operation on this sandbox. `op` is an encoded AnyOp."""
 
     sandbox: str
@@ -74,12 +110,16 @@ class CallOp(EdgeCall, tag="op"):
     key: str = ""
 
 
-class CallCancel(EdgeCall, tag="cancel"):
-    """Nobody waits any more for the call that had this `cause`: kill the command that it runs. Has an empty answer."""
+class CallCancel(EdgeCall, tag="cancel", frozen=True):
+    """Nobody waits any more for the call that had this `cause`: kill the command that it runs. Has an empty
+    answer.
+    """
 
 
-class CallList(EdgeCall, tag="list"):
-    """All sandboxes of the project on this edge, stopped ones that are still remembered too if asked. Gives a SandboxPage."""
+class CallList(EdgeCall, tag="list", frozen=True):
+    """All sandboxes of the project on this edge, stopped ones that are still remembered too if asked. Gives a
+    SandboxPage.
+    """
 
     stopped: bool = False
 
@@ -87,14 +127,17 @@ class CallList(EdgeCall, tag="list"):
 AnyCall = CallCreate | CallOp | CallCancel | CallList
 
 
-class SandboxPage(Struct, frozen=True):
-    """Sandboxes of one edge."""
+class SandboxPage(Struct, frozen=True, omit_defaults=True):
+    """Sandboxes of one edge, or of all of them; `missing` names edges that did not answer."""
 
     sandboxes: list[SandboxInfo]
+    missing: list[str] = []
 
 
 class EdgeReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An edge's answer: `result` (an encoded AnyResult or SandboxPage) or `error`. `boot` is the edge's, as in its heartbeat."""
+    """An edge's answer: `result` (an encoded AnyResult or SandboxPage) or `error`. `boot` is the edge's, as
+    in its heartbeat.
+    """
 
     boot: str = ""
     result: Raw = Raw()
@@ -130,7 +173,8 @@ def decode_op(data: bytes | Raw) -> AnyOp:
     """An operation from bytes that a client sent.
 
     Raises:
-        InvalidRequest: it names no operation, or has a field that it should not; the sentence names the field.
+        InvalidRequest: it names no operation, or has a field that it should not; the sentence names the
+        field.
     """
     try:
         return op_decoder.decode(data)
@@ -138,6 +182,21 @@ def decode_op(data: bytes | Raw) -> AnyOp:
         raise InvalidRequest(
             f"The operation cannot be read: {exc}.", code="bad_operation", hint="See /schema for its fields."
         ) from exc
+
+
+class _Tag(Struct):
+    op: str = ""
+
+
+_tag_decoder = msgspec.msgpack.Decoder(_Tag)
+
+
+def op_tag(op: Raw) -> str:
+    """The name of an encoded operation, the rest of which is not looked at; empty if it is none."""
+    try:
+        return _tag_decoder.decode(op).op
+    except msgspec.MsgspecError:
+        return ""
 
 
 def error_body(error: CloudyardError) -> ErrorBody:
@@ -149,6 +208,4 @@ def error_body(error: CloudyardError) -> ErrorBody:
 
 def raise_error(body: ErrorBody) -> None:
     """Raise the error that a body describes."""
-    raise error_from_wire(
-        body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe
-    )
+    raise error_from_wire(body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe)

@@ -1,7 +1,8 @@
 """What a backend is to the edge: the one seam between the edge's decisions and what makes a sandbox.
 
-Every backend, and the fake in `cloudyard.testing`, passes the one contract suite in `cloudyard.testing.backend_contract`.
-Abilities that not every backend has are separate protocols. A backend knows nothing of projects, steps, keys or NATS.
+Every backend, and the fake in `cloudyard.testing`, passes the one contract suite in
+`cloudyard.testing.backend_contract`. Abilities that not every backend has are separate protocols. A backend
+knows nothing of projects, steps, keys or NATS.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from cloudyard.model import DirListing, FileChunk, FileInfo, Image, SandboxId, S
 
 
 class InstanceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a backend needs to find an instance again after the edge was killed; kept in the edge's local record.
+    """What a backend needs to find an instance again after the edge was killed; kept in the edge's local
+    record.
 
-    `pid` and `pid_start` (clock ticks since boot) name PID 1 as the host sees it: a pid alone may have been given to another
-    process since. `slot` names everything else: cgroups, uid range and directory are derived from it.
+    `pid` and `pid_start` (clock ticks since boot) name PID 1 as the host sees it: a pid alone may have been
+    given to another process since. `slot` names everything else: cgroups, uid range and directory are derived
+    from it.
     """
 
     sandbox: SandboxId
@@ -39,25 +42,31 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Files(Protocol):
-    """Files of one instance. Paths are absolute inside the sandbox and are resolved there, links too, by the kernel.
+    """Files of one instance. Paths are absolute inside the sandbox and are resolved there, links too, by the
+    kernel.
 
-    All raise NotFound, Conflict (is a directory, is none, not empty, exists), Forbidden (nothing in /proc or /sys),
-    LimitExceeded (disk full, too many entries) and SandboxUnavailable, each with the path and the kernel's reason.
+    All raise NotFound, Conflict (is a directory, is none, not empty, exists), Forbidden (nothing in /proc or
+    /sys), LimitExceeded (disk full, too many entries) and SandboxUnavailable, each with the path and the
+    kernel's reason.
     """
 
     async def read(self, path: str, offset: int, max_bytes: int) -> FileChunk:
-        """Bytes of a regular file. Raises Conflict for anything that is no regular file; a FIFO never blocks it."""
+        """Bytes of a regular file. Raises Conflict for anything that is no regular file; a FIFO never blocks
+        it."""
 
     async def write(self, path: str, data: bytes, *, mode: int | None, parents: bool) -> FileInfo:
-        """Replace a file in one move (temporary file beside it, then rename), keeping mode and owner of what was there."""
+        """Replace a file in one move (temporary file beside it, then rename), keeping mode and owner of what
+        was there."""
 
     async def upload_chunk(self, upload: str, offset: int, data: bytes) -> int:
-        """Add bytes to an upload kept on the sandbox's own disk. Gives the bytes held; a gap raises Conflict."""
+        """Add bytes to an upload kept on the sandbox's own disk. Gives the bytes held; a gap raises
+        Conflict."""
 
     async def upload_commit(
         self, upload: str, path: str, *, size: int, sha256: str, mode: int | None, parents: bool
     ) -> FileInfo:
-        """Put the upload in its place in one move. Raises Conflict when size or hash differ (the upload is dropped)."""
+        """Put the upload in its place in one move. Raises Conflict when size or hash differ (the upload is
+        dropped)."""
 
     async def list_dir(self, path: str) -> DirListing:
         """Entries sorted by name, links not followed."""
@@ -93,28 +102,30 @@ class Instance(Protocol):
         """Its counters now. Raises SandboxUnavailable when it is gone."""
 
     async def stop(self) -> None:
-        """Kill everything in it, frozen or not, and give back processes, cgroups, disk and slot. Idempotent, bounded."""
+        """Kill everything in it, frozen or not, and give back processes, cgroups, disk and slot. Idempotent,
+        bounded."""
 
 
 class Backend(Protocol):
-    """Makes and finds instances. Used as an async context manager, which keeps its pools filled and, on leaving, empties
-    them; it leaves live instances alone."""
+    """Makes and finds instances. Used as an async context manager, which keeps its pools filled and, on
+    leaving, empties them; it leaves live instances alone."""
 
     @property
     def name(self) -> str:
         """The word that users write."""
 
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
-        """Make an instance whose guest is listening. `spec` is normalised. Raises Unsupported, LimitExceeded (no slot, disk
-        full), NotFound (a layer is missing), SandboxUnavailable (it died while starting: its last words in the message).
-        Whatever it raises, also when cancelled, nothing is left behind."""
+        """Make an instance whose guest is listening. `spec` is normalised. Raises Unsupported, LimitExceeded
+        (no slot, disk full), NotFound (a layer is missing), SandboxUnavailable (it died while starting: its
+        last words in the message). Whatever it raises, also when cancelled, nothing is left behind."""
 
     async def adopt(self, facts: InstanceFacts) -> Instance | None:
         """The instance that an earlier edge made, or None when its PID 1 is gone."""
 
     async def sweep(self, keep: set[int]) -> list[str]:
-        """Remove every kernel object and directory of this yard on this node that belongs to no slot in `keep`: processes,
-        cgroups, directories, loop devices. Called once at start, before `create`. Gives a sentence for each thing removed."""
+        """Remove every kernel object and directory of this yard on this node that belongs to no slot in
+        `keep`: processes, cgroups, directories, loop devices. Called once at start, before `create`. Gives a
+        sentence for each thing removed."""
 
     def capacity(self) -> int:
         """How many instances the node can hold at most (uid ranges, pids, ...)."""

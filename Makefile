@@ -1,0 +1,56 @@
+# make demo    set up, raise a yard, and watch sandboxes run a real project's tests
+# make test    set up, run every test
+# make check   set up, lint, types, import rules, and the guest with warnings as errors
+# make bench   set up, measure against the floors
+# make setup   only that; the others do it by themselves
+# make purge   take back what all of them made
+
+PYTHON := .venv/bin/python
+BIN := src/cloudyard/_bin
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+TEST_ARGS ?=
+
+CC := gcc
+CFLAGS := -std=c11 -O2 -g -fstack-protector-strong -D_FORTIFY_SOURCE=2 -Wall -Wextra -Wshadow -Wconversion \
+	-Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wvla -Wwrite-strings
+GUEST_SOURCES := $(filter-out guest/launch.c,$(wildcard guest/*.c))
+GUEST_HEADERS := $(wildcard guest/*.h)
+
+# Live tests that cannot run are failures where they should be able to.
+export CLOUDYARD_MUST_WORK ?= $(if $(filter 0,$(shell id -u)),1,0)
+
+.PHONY: demo test check bench setup purge guest
+
+demo: setup
+	@$(PYTHON) examples/demo.py $(DEMO_ARGS)
+
+test: setup
+	@$(PYTHON) -m pytest -q tests/core tests $(TEST_ARGS) </dev/null
+
+check: setup
+	@$(PYTHON) -m ruff check --quiet .
+	@$(PYTHON) -m ruff format --check --quiet .
+	@$(PYTHON) -m mypy
+	@.venv/bin/lint-imports --no-logo
+	@$(MAKE) -s CFLAGS="$(CFLAGS) -Werror" BIN=build/check guest
+	@echo "All checks passed."
+
+bench: setup
+	@.venv/bin/cloudyard bench $(BENCH_ARGS)
+
+setup:
+	@scripts/setup
+
+purge:
+	@scripts/purge
+
+guest: $(BIN)/cloudyard-guest $(BIN)/cloudyard-launch
+
+$(BIN)/cloudyard-guest: $(GUEST_SOURCES) $(GUEST_HEADERS) Makefile
+	@mkdir -p $(BIN)
+	$(CC) $(CFLAGS) -static -o $@ $(GUEST_SOURCES)
+
+$(BIN)/cloudyard-launch: guest/launch.c $(GUEST_HEADERS) Makefile
+	@mkdir -p $(BIN)
+	$(CC) $(CFLAGS) -static -o $@ guest/launch.c

@@ -1,0 +1,261 @@
+"""Creating a sandbox once, however often it is asked for with the same key.
+
+A key is claimed in the KV bucket `create_keys` together with the sandbox id, which names the edge, before
+anything is sent. From then on the claim says where the sandbox is or will be: whoever comes with the key,
+through this gateway or another, now or after a restart, asks that edge for that id, and the edge makes it or
+gives what it has.
+
+The claim moves to another edge only when its edge refuses, by compare-and-swap. Somebody who followed a claim
+and was served writes the claim again: were it moving at that moment, one of the two writes fails, and its
+writer follows the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from hashlib import sha256
+
+import msgspec
+from msgspec import Raw, Struct
+
+from cloudyard.control.edges import Edges
+from cloudyard.control.placer import Placer
+from cloudyard.core.placement import Reservation, demand_of
+from cloudyard.errors import CloudyardError, Conflict, LimitExceeded, NotFound, YardUnavailable
+from cloudyard.fabric import Fabric
+from cloudyard.model import (
+    EdgeId,
+    ProjectId,
+    SandboxId,
+    SandboxSpec,
+    StopSandbox,
+    check_key,
+    edge_of,
+    normalised,
+)
+from cloudyard.wire.messages import CallCreate, CallOp, raw
+
+log = logging.getLogger(__name__)
+
+BUCKET = "create_keys"
+CLAIM_TTL_S = 24 * 3600.0
+ROUNDS_MAX = 32  # edges asked and claims followed for one create
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """Which sandbox a key stands for."""
+
+    sandbox: str
+    project: str
+    spec_hash: str
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_encode_ordered = msgspec.msgpack.Encoder(order="deterministic").encode
+_decoder = msgspec.msgpack.Decoder(Claim)
+
+
+class Creates:
+    """Makes sandboxes on edges that the placer chooses."""
+
+    def __init__(self, fabric: Fabric, edges: Edges, placer: Placer) -> None:
+        self._edges = edges
+        self._placer = placer
+        self._claims = fabric.bucket(BUCKET, ttl_s=CLAIM_TTL_S)
+
+    async def create(self, project: ProjectId, spec: SandboxSpec, *, key: str, cause: str) -> Raw:
+        """Make a sandbox, or give the one that the key made; an encoded SandboxInfo.
+
+        Raises:
+            InvalidRequest: the spec is out of range.
+            Conflict: the key made a sandbox of another spec (`key_reused`).
+            LimitExceeded: no edge has room (`no_capacity`).
+            CloudyardError: whatever else the placer or the edge says.
+        """
+        check_key(key)
+        spec = normalised(spec)
+        attempt = _Attempt(project, spec, cause, self._edges, self._placer)
+        if not key:
+            return await self._unclaimed(attempt)
+        name = f"{project}.{sha256(key.encode()).hexdigest()}"
+        for _ in range(ROUNDS_MAX):
+            try:
+                entry = await self._claims.get(name)
+            except NotFound:
+                answer = await self._claim(attempt, name)
+            else:
+                claim = _decoder.decode(entry.value)
+                _same_spec(claim, attempt, key)
+                answer = await self._follow(attempt, name, claim, entry.revision)
+            if answer is not None:
+                return answer
+        raise YardUnavailable(
+            f"The sandbox of key {key!r} was moved {ROUNDS_MAX} times.",
+            code="create_unsettled",
+            hint="Try again.",
+        )
+
+    async def _unclaimed(self, attempt: _Attempt) -> Raw:
+        for _ in range(ROUNDS_MAX):
+            reservation = attempt.place()
+            try:
+                return await attempt.ask(_new_id(reservation.edge), reservation)
+            except _Refused:
+                continue
+        raise attempt.crowded()
+
+    async def _claim(self, attempt: _Attempt, name: str) -> Raw | None:
+        """Claim a key that nobody has and make its sandbox; None when somebody else was faster."""
+        reservation = attempt.place()
+        sandbox = _new_id(reservation.edge)
+        try:
+            revision = await self._claims.create(name, attempt.claim(sandbox))
+        except Conflict:
+            attempt.release(reservation)
+            return None
+        except BaseException:
+            attempt.release(reservation)
+            raise
+        return await self._make(attempt, name, sandbox, revision, reservation)
+
+    async def _make(
+        self, attempt: _Attempt, name: str, sandbox: SandboxId, revision: int, reservation: Reservation | None
+    ) -> Raw | None:
+        """Ask the claim's edge; when it refuses, move the claim on. None: somebody else has moved it."""
+        try:
+            for _ in range(ROUNDS_MAX):
+                try:
+                    return await attempt.ask(sandbox, reservation)
+                except _Refused:
+                    reservation = attempt.place()
+                    sandbox = _new_id(reservation.edge)
+                    try:
+                        revision = await self._claims.update(name, attempt.claim(sandbox), revision=revision)
+                    except BaseException:
+                        attempt.release(reservation)
+                        raise
+            raise attempt.crowded()
+        except YardUnavailable:
+            raise  # it may have been made: the claim stays, and the same key finds it
+        except Conflict as exc:
+            if exc.code == "key_changed":
+                return None
+            await self._give_up(name, revision)
+            raise
+        except CloudyardError:
+            await self._give_up(name, revision)
+            raise
+
+    async def _follow(self, attempt: _Attempt, name: str, claim: Claim, revision: int) -> Raw | None:
+        sandbox = SandboxId(claim.sandbox)
+        answer = await self._make(attempt, name, sandbox, revision, None)
+        if answer is None or attempt.moved:
+            return answer
+        try:
+            await self._claims.update(name, _encode(claim), revision=revision)
+        except Conflict:
+            current = _decoder.decode((await self._claims.get(name)).value)
+            if current.sandbox == claim.sandbox:
+                return answer
+            log.info("the claim on %s moved while it was made: stopping it", sandbox)
+            await attempt.undo(sandbox)
+            return None
+        return answer
+
+    async def _give_up(self, name: str, revision: int) -> None:
+        """Free the key after a failure that leaves nothing behind, so that it can be used again."""
+        try:
+            await self._claims.delete(name, revision=revision)
+        except CloudyardError as exc:
+            log.info("a claim stays until it expires: %s", exc)
+
+
+class _Refused(Exception):
+    """The edge has no room after all."""
+
+
+class _Attempt:
+    """One create under way: what is asked, and which edges have refused it."""
+
+    def __init__(
+        self, project: ProjectId, spec: SandboxSpec, cause: str, edges: Edges, placer: Placer
+    ) -> None:
+        self._project = project
+        self._spec = spec
+        self._cause = cause
+        self._edges = edges
+        self._placer = placer
+        self._refused_by: set[EdgeId] = set()
+        self._refusal = ""
+        self.spec_hash = sha256(_encode_ordered(spec)).hexdigest()
+
+    @property
+    def moved(self) -> bool:
+        """Whether an edge has refused, so that the sandbox is on another one than first claimed."""
+        return bool(self._refused_by)
+
+    def claim(self, sandbox: SandboxId) -> bytes:
+        return _encode(Claim(sandbox=sandbox, project=self._project, spec_hash=self.spec_hash))
+
+    def place(self) -> Reservation:
+        try:
+            return self._placer.place(demand_of(self._spec), self._refused_by)
+        except LimitExceeded as exc:
+            raise (self.crowded() if self._refused_by else exc) from exc
+
+    def release(self, reservation: Reservation) -> None:
+        self._placer.settle(reservation, held=False)
+
+    async def ask(self, sandbox: SandboxId, reservation: Reservation | None) -> Raw:
+        """Ask the edge to make it.
+
+        Raises:
+            _Refused: it has no room, or cannot be reached and so made nothing.
+            CloudyardError: anything else.
+        """
+        edge, held = edge_of(sandbox), True
+        call = CallCreate(project=self._project, cause=self._cause, sandbox=sandbox, spec=self._spec)
+        try:
+            return await self._edges.call(edge, call)
+        except LimitExceeded as exc:
+            held = False
+            self._refused_by.add(edge)
+            self._refusal = exc.message
+            raise _Refused from exc
+        except YardUnavailable:
+            raise
+        except CloudyardError:
+            held = False
+            raise
+        finally:
+            if reservation is not None:
+                self._placer.settle(reservation, held=held)
+
+    async def undo(self, sandbox: SandboxId) -> None:
+        await self._edges.op(
+            CallOp(project=self._project, cause=self._cause, sandbox=sandbox, op=raw(StopSandbox()))
+        )
+
+    def crowded(self) -> LimitExceeded:
+        return LimitExceeded(
+            f"No edge has room for another sandbox now; {len(self._refused_by)} refused it, "
+            f"the last one because: {self._refusal}",
+            code="no_capacity",
+            hint="Stop sandboxes that are no longer needed, or try again later.",
+            retry_safe=True,
+        )
+
+
+def _same_spec(claim: Claim, attempt: _Attempt, key: str) -> None:
+    if claim.spec_hash != attempt.spec_hash:
+        raise Conflict(
+            f"The key {key!r} has already made sandbox {claim.sandbox}, with another spec.",
+            code="key_reused",
+            hint="Use a new key for a new sandbox, or send the same spec to get that one.",
+        )
+
+
+def _new_id(edge: EdgeId) -> SandboxId:
+    return SandboxId(f"sb-{edge}-{''.join(secrets.choice(_LETTERS) for _ in range(12))}")

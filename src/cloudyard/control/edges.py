@@ -1,0 +1,65 @@
+"""Calls to edges: envelope out, answer in, the edge's errors raised as they are."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from cloudyard.control.watcher import Watcher
+from cloudyard.errors import YardUnavailable, error_from_wire
+from cloudyard.fabric import Fabric
+from cloudyard.model import EdgeId, edge_of
+from cloudyard.wire.messages import (
+    REPEATABLE,
+    AnyCall,
+    CallOp,
+    call_subject,
+    encode,
+    op_tag,
+    reply_decoder,
+)
+
+
+class Edges:
+    """The edges, as things to call."""
+
+    def __init__(self, fabric: Fabric, watcher: Watcher) -> None:
+        self._fabric = fabric
+        self._watcher = watcher
+
+    async def call(self, edge: EdgeId, call: AnyCall) -> Raw:
+        """Ask an edge and wait for its result, still encoded, until cancelled.
+
+        Raises:
+            YardUnavailable: it is away, or its answer was lost.
+            CloudyardError: whatever the edge says.
+        """
+        self._watcher.check(edge)
+        reply = reply_decoder.decode(await self._fabric.request(call_subject(edge), encode(call)))
+        if reply.error is not None:
+            error = reply.error
+            raise error_from_wire(
+                error.kind, error.message, code=error.code, hint=error.hint, retry_safe=error.retry_safe
+            )
+        return reply.result
+
+    async def op(self, call: CallOp) -> Raw:
+        """Do an operation on the edge that its sandbox's id names.
+
+        Raises:
+            InvalidRequest: the text is no sandbox id.
+            YardUnavailable: its edge is away, or the answer was lost; `retry_safe` is false when the
+            operation may have been
+                done and has no key to recognise it by.
+            CloudyardError: whatever the edge says.
+        """
+        try:
+            return await self.call(edge_of(call.sandbox), call)
+        except YardUnavailable as exc:
+            if exc.code != "answer_lost" or call.key or op_tag(call.op) in REPEATABLE:
+                raise
+            raise YardUnavailable(
+                exc.message,
+                code=exc.code,
+                hint="It may have been done. With a step key it could be sent again safely.",
+                retry_safe=False,
+            ) from exc

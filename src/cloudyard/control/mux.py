@@ -1,0 +1,173 @@
+"""The mux: many operations at a time over one WebSocket. A plain ASGI application, for speed.
+
+A frame is read, its envelope is decoded and its operation goes on as it came; so does the result on the way
+back. A client that loses its socket will come again with the same keys, so nothing is stopped for it; only an
+explicit cancel kills a command.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from cloudyard.control.http_errors import encode_error
+from cloudyard.control.yard import Yard
+from cloudyard.core.iam import ACTIONS, Grant, action_of, allow
+from cloudyard.errors import CloudyardError, LimitExceeded
+from cloudyard.model import check_key, edge_of
+from cloudyard.wire.messages import (
+    MUX_IN_FLIGHT_MAX,
+    CallCancel,
+    CallOp,
+    MuxReply,
+    MuxRequest,
+    encode,
+    error_body,
+    mux_frame_decoder,
+    op_tag,
+)
+
+log = logging.getLogger(__name__)
+
+CANCEL_S = 5.0  # to tell an edge that nobody waits any more
+CLOSE_BAD_FRAME = 1007  # WebSocket close code: the data is not what the protocol says
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Mux:
+    """The ASGI application behind MUX_PATH."""
+
+    def __init__(self, yard: Yard) -> None:
+        self._yard = yard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        try:
+            grant = await self._yard.tokens.grant(_header(scope, b"authorization"))
+            allow(grant, "sandbox.use")
+        except CloudyardError as error:
+            await refuse(scope, send, error)
+            return
+        await send({"type": "websocket.accept"})
+        async with anyio.create_task_group() as tasks:
+            await _Session(self._yard, grant, send, tasks).run(receive)
+            tasks.cancel_scope.cancel()
+
+
+class _Session:
+    """One client's socket."""
+
+    def __init__(self, yard: Yard, grant: Grant, send: Send, tasks: TaskGroup) -> None:
+        self._yard = yard
+        self._grant = grant
+        self._send = send
+        self._tasks = tasks
+        self._limited = not set(ACTIONS) <= set(grant.actions)
+        self._under_way: dict[int, tuple[anyio.CancelScope, CallOp]] = {}
+
+    async def run(self, receive: Receive) -> None:
+        """Take frames until the client leaves."""
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            try:
+                frame = mux_frame_decoder.decode(message.get("bytes") or b"")
+            except msgspec.MsgspecError as exc:
+                await self._close(f"A frame cannot be read: {exc}.")
+                return
+            if frame.cancel:
+                self._cancel(frame.cancel)
+            elif frame.request is not None:
+                if frame.request.id in self._under_way:
+                    await self._close(f"Request id {frame.request.id} is under way already.")
+                    return
+                await self._start(frame.request)
+
+    async def _start(self, request: MuxRequest) -> None:
+        if len(self._under_way) >= MUX_IN_FLIGHT_MAX:
+            error = LimitExceeded(
+                f"{MUX_IN_FLIGHT_MAX} requests are under way on this socket.",
+                code="too_many_in_flight",
+                hint="Wait for some of them, or open another connection.",
+                retry_safe=True,
+            )
+            await self._reply(MuxReply(id=request.id, error=error_body(error)))
+            return
+        call = CallOp(
+            project=self._grant.project,
+            cause=self._yard.new_cause(),
+            sandbox=request.sandbox,
+            op=request.op,
+            key=request.key,
+        )
+        scope = anyio.CancelScope()
+        self._under_way[request.id] = (scope, call)
+        self._tasks.start_soon(self._answer, request.id, scope, call)
+
+    async def _answer(self, number: int, scope: anyio.CancelScope, call: CallOp) -> None:
+        reply: MuxReply | None = None
+        with scope:
+            try:
+                if self._limited:
+                    allow(self._grant, action_of(op_tag(call.op)))
+                check_key(call.key)
+                reply = MuxReply(id=number, result=await self._yard.edges.op(call))
+            except CloudyardError as error:
+                reply = MuxReply(id=number, error=error_body(error))
+        del self._under_way[number]
+        if reply is not None:
+            await self._reply(reply)
+
+    def _cancel(self, number: int) -> None:
+        scope, call = self._under_way.get(number, (None, None))
+        if scope is not None and call is not None:
+            scope.cancel()
+            self._tasks.start_soon(self._tell_edge, call)
+
+    async def _tell_edge(self, call: CallOp) -> None:
+        # Shielded: a client that cancels and leaves at once still gets its command killed.
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_S):
+            try:
+                await self._yard.edges.call(
+                    edge_of(call.sandbox), CallCancel(project=call.project, cause=call.cause)
+                )
+            except CloudyardError as error:
+                log.info("a cancel did not reach its edge: %s", error)
+
+    async def _reply(self, reply: MuxReply) -> None:
+        try:
+            await self._send({"type": "websocket.send", "bytes": encode(reply)})
+        except OSError:
+            return  # the client has left; `run` sees it too
+
+    async def _close(self, reason: str) -> None:
+        log.info("a mux socket of project %s is closed: %s", self._grant.project, reason)
+        await self._send({"type": "websocket.close", "code": CLOSE_BAD_FRAME, "reason": reason[:120]})
+
+
+async def refuse(scope: Scope, send: Send, error: CloudyardError) -> None:
+    """Answer a WebSocket handshake with an HTTP error in our shape."""
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
+        return
+    status, headers, body = encode_error(error)
+    headers |= {"Content-Type": "application/json"}
+    raw_headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "websocket.http.response.start", "status": status, "headers": raw_headers})
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None

@@ -1,0 +1,112 @@
+"""What the yard knows of its edges: the last heartbeat of each. Rebuilt from nothing within a second of a
+start.
+
+An edge that has gone silent, was started again or lost its connection for a moment will not answer what was
+asked of it before, so those calls are failed here and their callers send them again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from cloudyard.core.placement import Fleet
+from cloudyard.errors import YardUnavailable
+from cloudyard.fabric import Fabric
+from cloudyard.model import EDGE_SILENT_S, HEARTBEAT_S, EdgeId, Heartbeat
+from cloudyard.wire.messages import beat_subject, call_subject, heartbeat_decoder
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.5  # between looks for edges that have gone silent
+SETTLE_S = 1.25 * HEARTBEAT_S  # after so long every edge that lives has been heard
+FORGET_S = 24 * 3600.0  # an edge that is silent for so long is no longer listed
+
+
+class Watcher:
+    """Hears every edge. `fleet` is the view that the placer decides on."""
+
+    def __init__(self, fabric: Fabric, fleet: Fleet) -> None:
+        self._fabric = fabric
+        self._fleet = fleet
+        self._silent: set[EdgeId] = set()
+        self._settled = anyio.Event()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled."""
+        async with self._fabric.subscribe(beat_subject("*")) as beats, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._notice_silence)
+            tasks.start_soon(self._settle)
+            task_status.started()
+            async for message in beats:
+                try:
+                    self.hear(heartbeat_decoder.decode(message.data))
+                except msgspec.MsgspecError as exc:
+                    log.warning("a heartbeat on %s cannot be read: %s", message.subject, exc)
+
+    def hear(self, beat: Heartbeat) -> None:
+        """Take in one heartbeat."""
+        edge = EdgeId(beat.edge)
+        known = self._fleet.nodes.get(edge)
+        before = None if known is None else known.beat
+        self._fleet.hear(beat, anyio.current_time())
+        self._silent.discard(edge)
+        if before is None:
+            log.info("edge %s is heard (boot %s)", edge, beat.boot)
+        elif before.boot != beat.boot:
+            log.info("edge %s has started again (boot %s)", edge, beat.boot)
+            self._fail_calls(edge, f"Edge {edge} was started again before it answered.")
+        elif beat.sequence > before.sequence + 1:
+            self._fail_calls(edge, f"Edge {edge} lost its connection for a moment; its answer may be lost.")
+
+    def check(self, edge: EdgeId) -> None:
+        """Do nothing if a call to the edge has a chance. An edge not heard yet has: we may have just started.
+
+        Raises:
+            YardUnavailable: it has gone silent.
+        """
+        if edge in self._silent:
+            raise YardUnavailable(
+                f"Edge {edge} has not been heard for {EDGE_SILENT_S:.0f} s.",
+                code="edge_silent",
+                hint="Its node may be down or overloaded; its sandboxes are reachable again when it is back.",
+            )
+
+    def alive(self) -> list[EdgeId]:
+        """Edges that are heard, sorted."""
+        return sorted(edge for edge in self._fleet.nodes if edge not in self._silent)
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """The last heartbeat of each edge that is heard."""
+        return [self._fleet.nodes[edge].beat for edge in self.alive()]
+
+    async def settled(self) -> None:
+        """Return once every edge that lives has had the time to be heard: about a second after the start."""
+        await self._settled.wait()
+
+    async def _settle(self) -> None:
+        await anyio.sleep(SETTLE_S)
+        self._settled.set()
+
+    async def _notice_silence(self) -> None:
+        while True:
+            await anyio.sleep(CHECK_S)
+            if not self._fabric.connected:
+                continue  # it is we who are deaf
+            now = anyio.current_time()
+            for edge, node in list(self._fleet.nodes.items()):
+                silent_s = now - node.heard_at
+                if silent_s > EDGE_SILENT_S and edge not in self._silent:
+                    self._silent.add(edge)
+                    log.warning("edge %s is silent", edge)
+                    self._fail_calls(edge, f"Edge {edge} has not been heard for {EDGE_SILENT_S:.0f} s.")
+                elif silent_s > FORGET_S:
+                    self._fleet.forget(edge)
+                    self._silent.discard(edge)
+
+    def _fail_calls(self, edge: EdgeId, reason: str) -> None:
+        if failed := self._fabric.abandon(call_subject(edge), reason):
+            log.info("%d calls to edge %s are failed: %s", failed, edge, reason)

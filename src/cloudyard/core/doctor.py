@@ -1,0 +1,355 @@
+"""What a machine's facts mean for a yard: findings with a remedy each, and the bounds for a number of
+sandboxes.
+
+Pure: `edge/host/probe.py` reads and tries, this file judges.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from cloudyard.model import GIB, KIB, MIB
+
+Level = Literal["ok", "warn", "fail"]
+
+KERNEL_MIN = (5, 12)  # the first with idmapped mounts; overlay takes them as layers since 5.19
+KERNEL_OVERLAY_IDMAP = (5, 19)
+BUBBLEWRAP_MIN = (0, 8)  # the first with --userns beside --info-fd as we use them; Debian 12's
+UID_RANGE = 65_536  # ids of one sandbox
+UID_RANGES_MAX = 4_094  # ranges that fit between systemd's own and the end of the 32-bit ids
+PIDS_IDLE = 2  # processes of a sandbox that runs no command: PID 1 and the keeper
+PIDS_WORKING = 16  # processes that a sandbox at work is reckoned with
+MEMORY_IDLE_BYTES = 1 * MIB  # host memory of a sandbox that runs no command
+DESCRIPTORS_PER_SANDBOX = 4  # of the edge: guest, pidfd, record, output
+DESCRIPTORS_BASE = 512
+DISK_IDLE_BYTES = 64 * KIB  # an empty writable layer, a record
+NAMESPACES_PER_SANDBOX = 2  # of a kind at most: its own, and one parked in the pool
+SYSTEM_PIDS = 1_000  # left to the rest of the machine
+SYSTEM_MEMORY_BYTES = 1 * GIB
+DISK_LOW_BYTES = 2 * GIB
+MEMORY_LOW_BYTES = 1 * GIB
+
+PROGRAMS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "mmdebstrap": "mmdebstrap"}
+
+
+class CgroupFacts(Struct, frozen=True, kw_only=True):
+    """`version` 0: none is mounted. `controllers`: those of ours that this version offers here."""
+
+    version: int
+    controllers: list[str]
+    root: str = ""
+    reason: str = ""
+    """Why a trial group could not be made, if so."""
+
+
+class HostFacts(Struct, frozen=True, kw_only=True):
+    """What was read and tried on one machine. A `..._reason` that is empty means that the trial went well."""
+
+    kernel: str
+    is_root: bool
+    missing_programs: list[str] = []
+    missing_binaries: list[str] = []
+    bubblewrap: str = ""
+    nats_server: str = ""
+    erofs: Literal["direct", "loop", "none", "untried"] = "untried"
+    erofs_reason: str = ""
+    userns_reason: str = ""
+    idmap_reason: str = ""
+    overlay_reason: str = ""
+    apparmor_restricts: bool = False
+    cgroup: CgroupFacts
+    core_pattern: str = ""
+    pid_max: int = 0
+    threads_max: int = 0
+    pids_in_use: int = 0
+    descriptors_hard: int = 0
+    inotify_instances: int = 0
+    namespaces_max: int = 0
+    memory_total_bytes: int = 0
+    memory_available_bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_where: str = ""
+    uid_overlaps: list[str] = []
+    kvm: Literal["usable", "present", "absent"] = "absent"
+
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the doctor's report. `fix` says what to do, where there is something to do."""
+
+    name: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+class Bound(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One limit of the machine against what a number of sandboxes needs."""
+
+    name: str
+    needs: int
+    has: int
+    unit: str
+    ok: bool
+    fix: str = ""
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor from text such as `6.18.44-fc` or `bubblewrap 0.8.0`; (0, 0) when there is none."""
+    for word in text.split():
+        numbers = word.split("-")[0].split(".")
+        if len(numbers) >= 2 and numbers[0].isdigit() and numbers[1].isdigit():
+            return int(numbers[0]), int(numbers[1])
+    return 0, 0
+
+
+def judge(facts: HostFacts) -> list[Finding]:
+    """Every finding, in the order in which one would mend them."""
+    return [
+        _root(facts),
+        _kernel(facts),
+        *_programs(facts),
+        _trial(
+            "user namespaces", facts.userns_reason, "a namespace with 65,536 ids was made", _userns_fix(facts)
+        ),
+        _erofs(facts),
+        _trial(
+            "idmapped layers", facts.idmap_reason, "a layer was mounted with shifted ids", "Needs Linux 5.19."
+        ),
+        _trial(
+            "overlay", facts.overlay_reason, "a writable root over a layer was mounted", "modprobe overlay"
+        ),
+        _cgroups(facts),
+        _core_pattern(facts),
+        _memory(facts),
+        _disk(facts),
+        _uids(facts),
+        _kvm(facts),
+    ]
+
+
+def bounds(facts: HostFacts, count: int, *, pids_each: int = PIDS_WORKING) -> list[Bound]:
+    """What `count` sandboxes need of each bounded thing, and what this machine has of it."""
+    pids = count * pids_each + SYSTEM_PIDS
+    pid_max = _power_of_two(pids)
+    descriptors = count * DESCRIPTORS_PER_SANDBOX + DESCRIPTORS_BASE
+    spaces = count * NAMESPACES_PER_SANDBOX + SYSTEM_PIDS
+    memory = count * MEMORY_IDLE_BYTES + SYSTEM_MEMORY_BYTES
+    rows = [
+        ("kernel.pid_max", pids, facts.pid_max, "pids", f"sysctl -w kernel.pid_max={pid_max}"),
+        ("kernel.threads-max", pids, facts.threads_max, "threads", f"sysctl -w kernel.threads-max={pid_max}"),
+        ("memory", memory, facts.memory_available_bytes, "bytes", "Idle sandboxes alone need that much."),
+        ("uid ranges", count, UID_RANGES_MAX, "ranges", "Spread the sandboxes over more machines."),
+        (
+            "file descriptors",
+            descriptors,
+            facts.descriptors_hard,
+            "descriptors",
+            f"ulimit -Hn {descriptors} before cloudyard up.",
+        ),
+        (
+            "namespaces",
+            spaces,
+            facts.namespaces_max,
+            "of each kind",
+            " ".join(
+                [
+                    "sysctl -w",
+                    *(f"user.max_{kind}_namespaces={spaces}" for kind in ("user", "mnt", "pid", "net")),
+                ]
+            ),
+        ),
+        (
+            "disk",
+            count * DISK_IDLE_BYTES,
+            facts.disk_free_bytes,
+            "bytes",
+            f"Free space in {facts.disk_where}.",
+        ),
+    ]
+    return [
+        Bound(name=name, needs=needs, has=has, unit=unit, ok=has >= needs, fix="" if has >= needs else fix)
+        for name, needs, has, unit, fix in rows
+    ]
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _root(facts: HostFacts) -> Finding:
+    if facts.is_root:
+        return Finding(name="root", level="ok", text="running as root")
+    return Finding(
+        name="root",
+        level="fail",
+        text="not root: mounts, uid ranges and cgroups need it, so most trials were left out",
+        fix="Run it with sudo.",
+    )
+
+
+def _kernel(facts: HostFacts) -> Finding:
+    version = version_of(facts.kernel)
+    if version >= KERNEL_OVERLAY_IDMAP:
+        return Finding(name="kernel", level="ok", text=f"Linux {facts.kernel}")
+    return Finding(
+        name="kernel",
+        level="fail",
+        text=f"Linux {facts.kernel} has no overlay over idmapped layers",
+        fix="Needs Linux 5.19 or later: Debian 12, Ubuntu 22.10 or their like.",
+    )
+
+
+def _programs(facts: HostFacts) -> list[Finding]:
+    findings = []
+    if facts.missing_programs:
+        packages = " ".join(PROGRAMS.get(name, name) for name in facts.missing_programs)
+        needed = "bwrap" in facts.missing_programs
+        findings.append(
+            Finding(
+                name="programs",
+                level="fail" if needed else "warn",
+                text=f"missing: {', '.join(facts.missing_programs)}"
+                + ("" if needed else " (only building images needs it)"),
+                fix=f"apt-get install -y {packages}",
+            )
+        )
+    if facts.bubblewrap:
+        old = version_of(facts.bubblewrap) < BUBBLEWRAP_MIN
+        findings.append(
+            Finding(
+                name="bubblewrap",
+                level="fail" if old else "ok",
+                text=facts.bubblewrap,
+                fix="Needs 0.8 or later, as in Debian 12." if old else "",
+            )
+        )
+    if facts.missing_binaries:
+        findings.append(
+            Finding(
+                name="guest",
+                level="fail",
+                text=f"the compiled {' and '.join(facts.missing_binaries)} is not installed",
+                fix="make setup, in the source tree.",
+            )
+        )
+    found = bool(facts.nats_server)
+    findings.append(
+        Finding(
+            name="nats-server",
+            level="ok" if found else "warn",
+            text=facts.nats_server or "not installed",
+            fix="" if found else "pip install 'cloudyard[node]', or cloudyard up --url nats://...",
+        )
+    )
+    return findings
+
+
+def _trial(name: str, reason: str, good: str, fix: str) -> Finding:
+    if not reason:
+        return Finding(name=name, level="ok", text=good)
+    return Finding(name=name, level="fail", text=reason, fix=fix)
+
+
+def _userns_fix(facts: HostFacts) -> str:
+    if facts.apparmor_restricts:
+        return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    return f"sysctl -w user.max_user_namespaces={UID_RANGE}"
+
+
+def _erofs(facts: HostFacts) -> Finding:
+    match facts.erofs:
+        case "direct":
+            return Finding(name="erofs", level="ok", text="layers are mounted straight from their files")
+        case "loop":
+            return Finding(
+                name="erofs",
+                level="ok",
+                text=f"layers are mounted through one loop device each ({facts.erofs_reason})",
+            )
+        case "untried":
+            return Finding(name="erofs", level="warn", text=f"not tried: {facts.erofs_reason}")
+        case "none":
+            return Finding(
+                name="erofs", level="fail", text=facts.erofs_reason, fix="modprobe erofs; modprobe loop"
+            )
+
+
+def _cgroups(facts: HostFacts) -> Finding:
+    group = facts.cgroup
+    missing = sorted({"cpu", "memory", "pids"} - set(group.controllers))
+    if group.version == 0:
+        return Finding(
+            name="cgroups", level="fail", text="no cgroup hierarchy is mounted", fix="Boot with systemd."
+        )
+    text = f"version {group.version} at {group.root}: {', '.join(group.controllers) or 'no controller'}"
+    if group.reason:
+        return Finding(
+            name="cgroups",
+            level="fail",
+            text=f"{text}; a trial group failed: {group.reason}",
+            fix="In a container, give it a writable cgroup tree (--privileged --cgroupns=private).",
+        )
+    if missing:
+        return Finding(
+            name="cgroups",
+            level="fail",
+            text=f"{text}; missing: {', '.join(missing)}",
+            fix="Enable them on the kernel command line (cgroup_enable=memory) or in cgroup.subtree_control.",
+        )
+    return Finding(name="cgroups", level="ok", text=text)
+
+
+def _core_pattern(facts: HostFacts) -> Finding:
+    if not facts.core_pattern.startswith("|"):
+        return Finding(name="core dumps", level="ok", text=f"core_pattern is {facts.core_pattern!r}")
+    program = (facts.core_pattern[1:].split() or ["a program"])[0]
+    return Finding(
+        name="core dumps",
+        level="warn",
+        text=f"core_pattern is a pipe: a crash in a sandbox runs {program} as host root",
+        fix="sysctl -w kernel.core_pattern=core",
+    )
+
+
+def _memory(facts: HostFacts) -> Finding:
+    low = facts.memory_available_bytes < MEMORY_LOW_BYTES
+    text = f"{facts.memory_available_bytes / GIB:.1f} of {facts.memory_total_bytes / GIB:.1f} GiB available"
+    return Finding(
+        name="memory",
+        level="warn" if low else "ok",
+        text=text,
+        fix="Little is left for sandboxes." if low else "",
+    )
+
+
+def _disk(facts: HostFacts) -> Finding:
+    low = facts.disk_free_bytes < DISK_LOW_BYTES
+    text = f"{facts.disk_free_bytes / GIB:.1f} GiB free in {facts.disk_where}"
+    fix = (
+        "Images and writable layers live there: free some, or give another place with --state." if low else ""
+    )
+    return Finding(name="disk", level="warn" if low else "ok", text=text, fix=fix)
+
+
+def _uids(facts: HostFacts) -> Finding:
+    if not facts.uid_overlaps:
+        return Finding(
+            name="uid ranges", level="ok", text="nobody else on this machine uses the sandboxes' ids"
+        )
+    return Finding(
+        name="uid ranges",
+        level="warn",
+        text="the sandboxes' ids overlap " + "; ".join(facts.uid_overlaps),
+        fix="Move that range, so that nobody shares ids with a sandbox.",
+    )
+
+
+def _kvm(facts: HostFacts) -> Finding:
+    texts = {
+        "usable": "usable: virtual machines will be fast",
+        "present": "/dev/kvm is there but makes no virtual machine",
+        "absent": "none: only virtual machines would need it",
+    }
+    return Finding(name="kvm", level="ok", text=texts[facts.kvm])

@@ -1,0 +1,92 @@
+"""One live container."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio import CancelScope
+
+from cloudyard.edge.backends.base import Files, InstanceFacts, Usage
+from cloudyard.edge.backends.container.site import Site
+from cloudyard.edge.host import cgroups
+from cloudyard.edge.host.files import RootFiles
+from cloudyard.edge.host.processes import Process, ended_within
+from cloudyard.errors import SandboxUnavailable
+
+END_WAIT_S = 10.0  # from SIGKILL to the end of PID 1, which waits for all others
+
+
+class ContainerInstance:
+    """A container whose guest is listening, made here or adopted."""
+
+    def __init__(
+        self, facts: InstanceFacts, *, site: Site, process: Process, remove: Callable[[Site], Awaitable[None]]
+    ) -> None:
+        self._facts = facts
+        self._site = site
+        self._process = process
+        self._remove = remove
+        self._stopped = False
+        self._turn = anyio.Lock()
+        self._files = RootFiles(self._open_root, site.base)
+
+    @property
+    def facts(self) -> InstanceFacts:
+        return self._facts
+
+    @property
+    def files(self) -> Files:
+        return self._files
+
+    def connect(self) -> socket.socket:
+        if self._process.ended.is_set():
+            raise self._gone("Connecting to the guest")
+        return self._site.connect()
+
+    async def wait_gone(self) -> None:
+        await self._process.ended.wait()
+
+    def usage(self) -> Usage:
+        try:
+            return self._site.group.usage()
+        except OSError as exc:
+            raise self._gone("Reading the counters") from exc
+
+    async def freeze(self) -> None:
+        """No process of it runs until `thaw`."""
+        try:
+            await cgroups.freeze(self._site.group)
+        except OSError as exc:
+            raise self._gone("Freezing") from exc
+
+    async def thaw(self) -> None:
+        """It goes on."""
+        try:
+            self._site.group.set_frozen(False)
+        except OSError as exc:
+            raise self._gone("Thawing") from exc
+
+    async def stop(self) -> None:
+        with CancelScope(shield=True):
+            async with self._turn:
+                if self._stopped:
+                    return
+                self._process.kill()
+                if self._site.group.is_frozen():
+                    self._site.group.set_frozen(False)  # the signal is taken only by what runs
+                await ended_within(self._process, END_WAIT_S)
+                await self._remove(self._site)
+                self._stopped = True
+
+    def _open_root(self) -> int:
+        if self._process.ended.is_set():
+            raise self._gone("Opening its files")
+        return os.open(f"/proc/{self._process.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _gone(self, what: str) -> SandboxUnavailable:
+        return SandboxUnavailable(
+            f"{what} of sandbox {self._facts.sandbox} failed: it has ended.", code="sandbox_gone"
+        )

@@ -1,0 +1,141 @@
+"""What bears a slot's number on this machine: a cgroup, a directory, a socket. Made and removed here, and
+nowhere else.
+
+A site outlives the process that made it; the next edge finds it by the number alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import anyio
+from anyio import CancelScope, CapacityLimiter, to_thread
+
+from cloudyard.edge.backends.container.options import ContainerOptions
+from cloudyard.edge.host import cgroups
+from cloudyard.edge.host.cgroups import Cgroups, Group, Limits
+from cloudyard.edge.host.processes import Watcher, kill_all
+from cloudyard.edge.host.slots import uid_base
+from cloudyard.edge.host.trash import discard
+from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable
+
+EMPTY_WAIT_S = 15.0  # from SIGKILL to the end of the last process
+DISK_WAIT_S = 5.0  # a stop waits so long for its disk to be removed; the rest goes on behind it
+LISTEN_BACKLOG = 16
+SOCKET_PATH_MAX = 107  # bytes, the kernel's
+
+
+class Site:
+    """A slot's place on the machine."""
+
+    def __init__(self, slot: int, options: ContainerOptions, groups: Cgroups) -> None:
+        self.slot = slot
+        self.base = uid_base(slot)
+        self.group: Group = groups.group(str(slot))
+        self.directory = options.boxes / str(slot)
+        self.socket_path = options.guests / f"{slot}.sock"
+        self._trash = options.trash
+
+    def make(self, limits: Limits) -> socket.socket:
+        """Make all of it. Gives the socket that the guest is to listen on.
+
+        Raises:
+            OSError: what failed; `remove` takes down what was made.
+        """
+        self.group.make()
+        self.group.limit(limits)
+        self.directory.mkdir(mode=0o700)
+        for name in ("upper", "work"):
+            path = self.directory / name
+            path.mkdir(mode=0o755)
+            os.chown(path, self.base, self.base)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self.socket_path))
+            listener.listen(LISTEN_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def connect(self) -> socket.socket:
+        """A new non-blocking connection to the guest.
+
+        Raises:
+            SandboxUnavailable: nobody listens.
+        """
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.setblocking(False)
+        try:
+            link.connect(str(self.socket_path))
+        except OSError as exc:
+            link.close()
+            raise SandboxUnavailable(
+                f"Connecting to the guest at {self.socket_path} failed: {exc.strerror}.", code="guest_gone"
+            ) from exc
+        return link
+
+    async def remove(self, watcher: Watcher, disk: CapacityLimiter) -> None:
+        """Kill what runs in it and take everything down. Finishes when cancelled, and is bounded.
+
+        Raises:
+            CloudyardError: a process does not die, or the kernel keeps something; the site is still there.
+        """
+        with CancelScope(shield=True):
+            await self._end_processes(watcher)
+            try:
+                await cgroups.remove(self.group)
+                self.socket_path.unlink(missing_ok=True)
+                thrown = self._throw_away()
+            except OSError as exc:
+                raise CloudyardError(
+                    f"Taking down slot {self.slot} failed at {exc.filename}: {exc.strerror}.",
+                    code="not_removed",
+                ) from exc
+            if thrown is not None:
+                with anyio.move_on_after(DISK_WAIT_S):
+                    await to_thread.run_sync(discard, thrown, limiter=disk, abandon_on_cancel=True)
+
+    async def _end_processes(self, watcher: Watcher) -> None:
+        with anyio.move_on_after(EMPTY_WAIT_S):
+            while pids := self.group.pids():
+                await kill_all(pids, watcher, then=lambda: self.group.set_frozen(False))
+            return
+        raise CloudyardError(
+            f"Ending the processes {self.group.pids()} of slot {self.slot} failed: they are still there "
+            f"{EMPTY_WAIT_S:g} s after SIGKILL.",
+            code="not_killed",
+            hint="They may wait for a disk or a network file system; stop the sandbox again later.",
+            retry_safe=True,
+        )
+
+    def _throw_away(self) -> Path | None:
+        """Move the directory out of the way, so that the slot can be used again at once."""
+        target = self._trash / f"{self.slot}-{secrets.token_hex(4)}"
+        try:
+            self.directory.rename(target)
+        except FileNotFoundError:
+            return None
+        return target
+
+
+def refused(exc: OSError, slot: int) -> CloudyardError:
+    """Our error for the kernel's refusal to make a site."""
+    message = f"Preparing slot {slot} failed at {exc.filename or 'an unnamed object'}: {exc.strerror}."
+    match exc.errno:
+        case errno.ENOSPC | errno.EDQUOT if "cgroup" not in str(exc.filename):
+            return LimitExceeded(message, code="disk_full", hint="Free space where the yard keeps its state.")
+        case errno.EMFILE | errno.ENFILE:
+            return LimitExceeded(
+                message, code="too_many_descriptors", hint="Raise the edge's limit: ulimit -n."
+            )
+        case errno.EAGAIN | errno.ENOMEM:
+            return LimitExceeded(
+                message, code="too_many_processes", hint="Raise kernel.pid_max, or stop sandboxes."
+            )
+        case _:
+            return cgroups.refused(exc, f"Preparing slot {slot}")

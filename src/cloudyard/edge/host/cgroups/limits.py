@@ -1,0 +1,23 @@
+"""What a group of processes may use, and in which units the kernel wants to hear it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+CONTROLLERS = ("memory", "cpu", "pids")  # what limits need
+CPU_PERIOD_US = 100_000
+CPU_QUOTA_MIN_US = 1_000  # the kernel's own least
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a group may use at most."""
+
+    memory_bytes: int
+    cpu: float
+    """Cores."""
+    pids: int
+
+    @property
+    def cpu_quota_us(self) -> int:
+        """Processor time in each CPU_PERIOD_US."""
+        return max(CPU_QUOTA_MIN_US, round(self.cpu * CPU_PERIOD_US))

@@ -1,0 +1,87 @@
+"""Control groups, version 1: one directory per slot in each of several hierarchies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloudyard.edge.backends.base import Usage
+from cloudyard.edge.host.cgroups import files
+from cloudyard.edge.host.cgroups.limits import CPU_PERIOD_US, Limits
+
+
+class GroupV1:
+    """A slot's group: for each controller its directory. Controllers that are mounted together share one."""
+
+    def __init__(self, where: dict[str, Path]) -> None:
+        self._where = where
+        self._homes = list(dict.fromkeys(where.values()))
+
+    def make(self) -> None:
+        files.make_directories(self._homes)
+
+    def entries(self) -> list[int]:
+        return files.open_entries(self._homes)
+
+    def limit(self, limits: Limits) -> None:
+        memory = self._where["memory"]
+        steps = [(memory / "memory.limit_in_bytes", limits.memory_bytes)]
+        both = (
+            memory / "memory.memsw.limit_in_bytes"
+        )  # memory and swap together; absent where swap is not accounted
+        if both.exists():
+            # The first may never be over the second, whichever way the limit moves.
+            raising = files.read_number(both) < limits.memory_bytes
+            steps.insert(0 if raising else 1, (both, limits.memory_bytes))
+        for path, value in steps:
+            files.write(path, str(value))
+        cpu = self._where["cpu"]
+        files.write(cpu / "cpu.cfs_period_us", str(CPU_PERIOD_US))
+        files.write(cpu / "cpu.cfs_quota_us", str(limits.cpu_quota_us))
+        files.write(self._where["pids"] / "pids.max", str(limits.pids))
+
+    def pids(self) -> list[int]:
+        return sorted({pid for home in self._homes for pid in files.read_pids(home / "cgroup.procs")})
+
+    def set_frozen(self, frozen: bool, /) -> None:
+        files.write(self._where["freezer"] / "freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def is_frozen(self) -> bool:
+        return (self._where["freezer"] / "freezer.state").read_text().strip() == "FROZEN"
+
+    def usage(self) -> Usage:
+        memory, pids = self._where["memory"], self._where["pids"]
+        return Usage(
+            memory_bytes=files.read_number(memory / "memory.usage_in_bytes"),
+            memory_peak_bytes=files.read_number(memory / "memory.max_usage_in_bytes"),
+            cpu_s=files.read_number(self._where["cpuacct"] / "cpuacct.usage") / 1e9,
+            oom_kills=files.read_table(memory / "memory.oom_control").get("oom_kill", 0),
+            pids=files.read_number(pids / "pids.current"),
+            pids_refused=files.read_table(pids / "pids.events").get("max", 0),
+        )
+
+    def remove(self) -> None:
+        for home in self._homes:
+            files.remove_directory(home)
+
+
+class CgroupsV1:
+    """A yard's parent group in each hierarchy."""
+
+    version = 1
+
+    def __init__(self, roots: dict[str, Path], name: str) -> None:
+        """`roots`: where each controller's hierarchy is mounted. `name`: the parent, such as
+        `cloudyard/TAG`."""
+        self._parents = {controller: root / name for controller, root in roots.items()}
+        self._homes = list(dict.fromkeys(self._parents.values()))
+        for home in self._homes:
+            home.mkdir(parents=True, exist_ok=True)
+
+    def group(self, name: str) -> GroupV1:
+        return GroupV1({controller: parent / name for controller, parent in self._parents.items()})
+
+    def names(self) -> list[str]:
+        return sorted({entry.name for home in self._homes for entry in home.iterdir() if entry.is_dir()})
+
+    def close(self) -> None:
+        files.remove_parents(self._homes)

@@ -1,0 +1,115 @@
+"""Control groups, version 2: one directory per slot in the one hierarchy."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from cloudyard.edge.backends.base import Usage
+from cloudyard.edge.host.cgroups import files
+from cloudyard.edge.host.cgroups.limits import CONTROLLERS, CPU_PERIOD_US, Limits
+
+LEAF = "daemons"  # group that takes the processes of a group that is to have groups of ours below it
+MOVE_TRIES = 16  # processes may be started while others are moved
+
+
+class GroupV2:
+    """A slot's group."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def make(self) -> None:
+        files.make_directories([self._home])
+
+    def entries(self) -> list[int]:
+        return files.open_entries([self._home])
+
+    def limit(self, limits: Limits) -> None:
+        files.write(self._home / "memory.max", str(limits.memory_bytes))
+        swap = self._home / "memory.swap.max"  # absent where swap is not accounted
+        if swap.exists():
+            files.write(swap, "0")
+        files.write(self._home / "cpu.max", f"{limits.cpu_quota_us} {CPU_PERIOD_US}")
+        files.write(self._home / "pids.max", str(limits.pids))
+
+    def pids(self) -> list[int]:
+        return files.read_pids(self._home / "cgroup.procs")
+
+    def set_frozen(self, frozen: bool, /) -> None:
+        files.write(self._home / "cgroup.freeze", "1" if frozen else "0")
+
+    def is_frozen(self) -> bool:
+        return files.read_table(self._home / "cgroup.events").get("frozen", 0) == 1
+
+    def usage(self) -> Usage:
+        home = self._home
+        current = files.read_number(home / "memory.current")
+        peak = home / "memory.peak"  # Linux 5.19
+        return Usage(
+            memory_bytes=current,
+            memory_peak_bytes=files.read_number(peak) if peak.exists() else current,
+            cpu_s=files.read_table(home / "cpu.stat")["usage_usec"] / 1e6,
+            oom_kills=files.read_table(home / "memory.events").get("oom_kill", 0),
+            pids=files.read_number(home / "pids.current"),
+            pids_refused=files.read_table(home / "pids.events").get("max", 0),
+        )
+
+    def remove(self) -> None:
+        files.remove_directory(self._home)
+
+
+class CgroupsV2:
+    """A yard's parent group."""
+
+    version = 2
+
+    def __init__(self, root: Path, name: str) -> None:
+        """`root`: the hierarchy's root as it is seen here, or a subtree that was delegated to us. `name`: the
+        parent."""
+        self._home = root / name
+        self._home.mkdir(parents=True, exist_ok=True)
+        for group in (root, *(root / part for part in reversed(Path(name).parents) if part.name), self._home):
+            enable(group)
+
+    def group(self, name: str) -> GroupV2:
+        return GroupV2(self._home / name)
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self._home.iterdir() if entry.is_dir())
+
+    def close(self) -> None:
+        files.remove_parents([self._home])
+
+
+def enable(group: Path) -> None:
+    """Let groups below this one have our controllers.
+
+    A group but the real root may not have both processes and controllers for groups below it, so its
+    processes go to a leaf.
+    """
+    control = group / "cgroup.subtree_control"
+    wanted = [name for name in CONTROLLERS if name not in control.read_text().split()]
+    if not wanted:
+        return
+    order = " ".join(f"+{name}" for name in wanted)
+    try:
+        files.write(control, order)
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+        _move_processes(group, group / LEAF)
+        files.write(control, order)
+
+
+def _move_processes(group: Path, leaf: Path) -> None:
+    leaf.mkdir(exist_ok=True)
+    for _ in range(MOVE_TRIES):
+        pids = files.read_pids(group / "cgroup.procs")
+        if not pids:
+            return
+        for pid in pids:
+            try:
+                files.write(leaf / "cgroup.procs", str(pid))
+            except ProcessLookupError:
+                continue  # it has ended

@@ -1,0 +1,131 @@
+"""The template: a tiny mount namespace, kept by descriptor, of which every sandbox starts as a private copy.
+
+Why: bubblewrap reads every mount of the namespace it starts in, and a copy of a namespace costs by the number
+of its mounts. Sandboxes whose mounts were in the host's own namespace made creation four times slower at
+1,200 alive. In here there are only what bubblewrap needs to start, the folder of the sandboxes' disks and the
+layers; the host's table never grows, and when the last descriptor and the last sandbox are gone the kernel
+takes it all down.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from anyio import Lock, to_thread
+
+from cloudyard.edge.host import syscalls
+from cloudyard.edge.host.layers import LayerMount, mount_layer
+from cloudyard.errors import LimitExceeded, Unsupported
+
+LAYERS_MAX = 32  # layers of one image; the launcher has the same bound
+TEMPLATE_LAYERS_MAX = 1024  # layers mounted at once
+BOXES = "/boxes"  # where the template shows the folder of the sandboxes' disks
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+
+class Template:
+    """A template mount namespace. Made by `Template.make`, ended by `close`; sandboxes made from it live
+    on."""
+
+    def __init__(self, fd: int, way: LayerMount) -> None:
+        self.fd = fd
+        self._way = way
+        self._places: dict[Path, str] = {}
+        self._lock = Lock()
+
+    @classmethod
+    async def make(cls, boxes: Path, way: LayerMount = "auto") -> Template:
+        """Build one that shows `boxes` at BOXES.
+
+        Raises:
+            Unsupported: this process may not make mount namespaces.
+        """
+        try:
+            fd = await to_thread.run_sync(lambda: syscalls.on_own_thread(lambda: _build(boxes)))
+        except OSError as exc:
+            raise Unsupported(
+                f"Making a mount namespace failed at {exc.filename or 'unshare'}: {exc.strerror}.",
+                code="mount_namespace_refused",
+                hint="An edge needs root with CAP_SYS_ADMIN.",
+            ) from exc
+        return cls(fd, way)
+
+    async def layer(self, path: Path) -> str:
+        """Where the layer is in the template; mounted when it is asked for the first time.
+
+        Raises:
+            NotFound, Unsupported, LimitExceeded: as `mount_layer`; or too many layers are mounted.
+        """
+        place = self._places.get(path)
+        if place is not None:
+            return place
+        async with self._lock:
+            if path not in self._places:
+                if len(self._places) >= TEMPLATE_LAYERS_MAX:
+                    raise LimitExceeded(
+                        f"Mounting the layer {path} failed: {TEMPLATE_LAYERS_MAX} layers are mounted here.",
+                        code="too_many_layers",
+                        hint="Restart the edge to let go of those no longer used; sandboxes live on.",
+                    )
+                place = f"/layers/{len(self._places)}"
+                await to_thread.run_sync(self._add, path, place)
+                self._places[path] = place
+            return self._places[path]
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.fd)
+
+    def _add(self, path: Path, place: str) -> None:
+        mounted = mount_layer(path, self._way)
+
+        def attach() -> None:
+            syscalls.enter_mount_namespace(self.fd)
+            os.makedirs(place, exist_ok=True)
+            syscalls.move_mount(mounted, place)
+
+        try:
+            syscalls.on_own_thread(attach)
+        finally:
+            os.close(mounted)
+
+
+def _build(boxes: Path) -> int:
+    """Make the namespace on this thread, which must end after it. Gives its descriptor."""
+    syscalls.unshare(syscalls.CLONE_FS | syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+    # Any folder does to build upon: the new root hides it from this namespace alone.
+    root = str(boxes)
+    source = os.open(boxes, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        syscalls.mount("none", root, "tmpfs", options="size=4m,mode=755")
+        for name in _SYSTEM:
+            _show_system(root, name)
+        for name in ("proc", "dev"):
+            _bind(f"/{name}", f"{root}/{name}")
+        _bind(f"/proc/self/fd/{source}", root + BOXES)
+        for name in ("tmp", "old", "root", "layers", *(f"lower/{i}" for i in range(LAYERS_MAX))):
+            os.makedirs(f"{root}/{name}")
+    finally:
+        os.close(source)
+    os.chdir(root)
+    syscalls.pivot_root(".", "old")
+    os.chdir("/")
+    syscalls.unmount("/old", syscalls.MNT_DETACH)
+    os.rmdir("/old")
+    return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _show_system(root: str, name: str) -> None:
+    """A folder of the host's system that bubblewrap's program or its libraries are in; a link where it is one
+    there."""
+    if os.path.islink(f"/{name}"):
+        os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
+    elif os.path.isdir(f"/{name}"):
+        _bind(f"/{name}", f"{root}/{name}")
+
+
+def _bind(source: str, target: str) -> None:
+    os.makedirs(target, exist_ok=True)
+    syscalls.mount(source, target, flags=syscalls.MS_BIND)

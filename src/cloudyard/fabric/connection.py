@@ -1,0 +1,450 @@
+"""A NATS connection that is always there or on its way back.
+
+Requests use reply subjects of our own, `cy.reply.<edge>.<client>.<n>` on one wildcard subscription, so that
+an edge may be allowed to publish its answers and nothing else. A request waits until it is answered or
+cancelled, and fails at once when the connection breaks: nothing is buffered for later, so what a caller was
+told had failed is not sent behind its back.
+
+The NATS library reconnects by itself, but gives up for ever on some errors and keeps sending what it had
+queued. So its reconnecting is off, and a new client is made here whenever the old one is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import anyio
+import nats.errors
+from anyio.abc import TaskGroup, TaskStatus
+from msgspec import Struct
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from cloudyard.errors import Forbidden, LimitExceeded, Unauthorized, YardUnavailable
+from cloudyard.fabric.answers import Handler, answer_lost, busy, error_reply, handled
+from cloudyard.fabric.bucket import Bucket
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2  # one attempt to connect
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 2.0  # between attempts
+PING_S = 5  # a peer that misses two pings is gone
+LOST_CHECK_S = 0.25  # a backstop: some failures of the client end it without a callback
+CLOSE_S = 2.0  # bound of closing
+SERVE_MAX = 16_384  # requests under way in one `serve`
+SUBSCRIBE_MAX = 1024  # messages that wait in one `subscribe`
+
+_REFUSED = re.compile(
+    r"permissions violation for (publish|subscription) to [\"']([^\"']+)[\"']", re.IGNORECASE
+)
+
+OnMessage = Callable[[Msg], Awaitable[None]]
+
+
+class Credentials(Struct, frozen=True):
+    """Who we are to NATS: a user and a password, or the path of a credentials file. All empty: what the URL
+    says.
+    """
+
+    user: str = ""
+    password: str = ""
+    creds_file: str = ""
+
+    def __repr__(self) -> str:
+        return f"Credentials(user={self.user!r}, password=<secret>, creds_file={self.creds_file!r})"
+
+
+class Message(NamedTuple):
+    """A message that was published to a subject."""
+
+    subject: str
+    data: bytes
+
+
+class _Wait(NamedTuple):
+    """A request under way."""
+
+    answer: asyncio.Future[bytes]
+    subject: str
+
+
+class _Listener(Struct, eq=False):
+    """A subscription that outlives connections. `now` is what it is on the present one."""
+
+    subject: str
+    on_message: OnMessage
+    now: Subscription | None = None
+    refused: bool = False
+
+
+class Fabric:
+    """One connection to NATS. Use `async with Fabric.connect(...)`; everything else needs it open."""
+
+    def __init__(self, url: str, credentials: Credentials, name: str) -> None:
+        self._url = url
+        self._credentials = credentials
+        self._name = name
+        self._me = secrets.token_hex(6)
+        self._client: Client | None = None
+        self._lost = anyio.Event()
+        self._back = anyio.Event()
+        self._waits: dict[str, _Wait] = {}
+        self._count = 0
+        self._answers = _Listener(f"cy.reply.*.{self._me}.*", self._on_reply)
+        self._listeners: list[_Listener] = []
+        self._tasks: TaskGroup | None = None
+
+    @classmethod
+    def connect(cls, url: str, credentials: Credentials | None = None, *, name: str) -> Self:
+        """A fabric to enter with `async with`, which waits until NATS is there (bound it with `fail_after`).
+
+        Args:
+            url: such as `nats://127.0.0.1:4222` or `nats://user:password@host:4222`; `tls://` for TLS.
+            credentials: who we are, if the URL does not say it.
+            name: how the connection is called in NATS' own logs.
+        """
+        return cls(url, credentials or Credentials(), name)
+
+    async def __aenter__(self) -> Self:
+        await self._reconnect(first=True)
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._keep)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._tasks is not None
+        self._tasks.cancel_scope.cancel()
+        # Only a cancellation belongs to the group; handing it any other error would wrap that in an
+        # ExceptionGroup.
+        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+        try:
+            return await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._drop("The connection to NATS was closed.")
+
+    @property
+    def connected(self) -> bool:
+        """Whether a message can be sent now."""
+        return self._client is not None and self._client.is_connected
+
+    async def wait_connected(self) -> None:
+        """Return once a message can be sent."""
+        while not self.connected:
+            await self._back.wait()
+            await anyio.lowlevel.checkpoint()
+
+    # --- sending --------------------------------------------------------------------------------------------
+
+    async def request(self, subject: str, payload: bytes) -> bytes:
+        """Send a request to an edge's subject, `cy.edge.<edge>.<...>`, and wait for its answer until
+        cancelled.
+
+        Raises:
+            YardUnavailable: nobody listens there (`edge_unreachable`), NATS is away (`fabric_unreachable`),
+            or the
+                connection broke before the answer came (`answer_lost`: it may have been done).
+            LimitExceeded: the payload is larger than the server takes.
+            Forbidden: NATS does not let us send there.
+        """
+        client = self._present()
+        if self._answers not in self._listeners:
+            self._listeners.append(
+                self._answers
+            )  # at the first request: an edge sends none, and may not listen there
+            await _subscribe(client, self._answers)
+        self._count += 1
+        reply = f"cy.reply.{subject.split('.', 3)[2]}.{self._me}.{self._count}"
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waits[reply] = _Wait(answer, subject)
+        try:
+            await self._send(client, subject, payload, reply)
+            return await answer
+        finally:
+            del self._waits[reply]
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send a message to whoever listens. It is not kept for those that come later, nor while NATS is
+        away.
+
+        Raises:
+            YardUnavailable: NATS is away.
+            LimitExceeded: the payload is larger than the server takes.
+        """
+        await self._send(self._present(), subject, payload, "")
+
+    def abandon(self, subject: str, reason: str) -> int:
+        """Fail the requests under way to a subject with `answer_lost`; gives how many there were."""
+        waits = [wait for wait in self._waits.values() if wait.subject == subject and not wait.answer.done()]
+        for wait in waits:
+            wait.answer.set_exception(answer_lost(reason))
+        return len(waits)
+
+    def bucket(self, name: str, *, ttl_s: float = 0.0) -> Bucket:
+        """The key-value bucket of this name, made at its first use; entries live for `ttl_s` (0: ever)."""
+        return Bucket(self._present, name, ttl_s=ttl_s)
+
+    # --- hearing --------------------------------------------------------------------------------------------
+
+    async def serve(
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        limit: int = SERVE_MAX,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Answer requests on a subject until cancelled, each in its own task; ready when `task_status` says
+        so.
+
+        A Cloudyard error of the handler goes back as an EdgeReply; so does `edge_busy` past `limit` requests
+        under way.
+
+        Raises:
+            Forbidden: NATS does not let us listen there.
+        """
+        under_way = 0
+
+        async def answer(reply: str, data: bytes) -> None:
+            nonlocal under_way
+            try:
+                await self._respond(reply, await handled(handler, data))
+            finally:
+                under_way -= 1
+
+        async with anyio.create_task_group() as tasks:
+
+            async def on_message(message: Msg) -> None:
+                nonlocal under_way
+                if under_way >= limit:
+                    await self._respond(message.reply, busy(subject, limit))
+                    return
+                under_way += 1
+                tasks.start_soon(answer, message.reply, message.data)
+
+            async with self._listening(subject, on_message):
+                task_status.started()
+                await anyio.sleep_forever()
+
+    @asynccontextmanager
+    async def subscribe(
+        self, subject: str, *, limit: int = SUBSCRIBE_MAX
+    ) -> AsyncIterator[AsyncIterator[Message]]:
+        """Hear what is published to a subject. Past `limit` waiting messages the newest are dropped, and a
+        log says so.
+
+        Raises:
+            Forbidden: NATS does not let us listen there.
+        """
+        send, receive = anyio.create_memory_object_stream[Message](limit)
+        dropped = 0
+
+        async def on_message(message: Msg) -> None:
+            nonlocal dropped
+            try:
+                send.send_nowait(Message(message.subject, message.data))
+                dropped = 0
+            except anyio.WouldBlock:
+                dropped += 1
+                if dropped == 1:
+                    log.warning("messages on %s come faster than they are read: dropping them", subject)
+            except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                return  # the reader has just left
+
+        with send, receive:
+            async with self._listening(subject, on_message):
+                yield receive
+
+    @asynccontextmanager
+    async def _listening(self, subject: str, on_message: OnMessage) -> AsyncIterator[None]:
+        listener = _Listener(subject, on_message)
+        self._listeners.append(listener)
+        try:
+            if (client := self._client) is not None:  # else it is subscribed when the connection is back
+                await _subscribe(client, listener)
+            if listener.refused:
+                raise Forbidden(
+                    f"NATS does not let {self._credentials.user or 'this connection'} listen on {subject}.",
+                    code="fabric_forbidden",
+                    hint="Its permissions come from the server's configuration.",
+                )
+            yield
+        finally:
+            self._listeners.remove(listener)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+                if listener.now is not None and self.connected:
+                    with suppress(nats.errors.Error, OSError):
+                        await listener.now.unsubscribe()
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _present(self) -> Client:
+        client = self._client
+        if client is None or not client.is_connected:
+            raise YardUnavailable(
+                f"NATS at {_shown(self._url)} is away.",
+                code="fabric_unreachable",
+                hint="It is being reconnected to.",
+            )
+        return client
+
+    async def _send(self, client: Client, subject: str, payload: bytes, reply: str) -> None:
+        try:
+            await client.publish(subject, payload, reply)
+        except nats.errors.MaxPayloadError as exc:
+            raise LimitExceeded(
+                f"A message to {subject} has {len(payload)} bytes; NATS takes {client.max_payload}.",
+                code="message_too_large",
+                hint="Send it in pieces: files by UploadChunk, output by ReadOutput.",
+            ) from exc
+        except (nats.errors.Error, OSError) as exc:
+            raise YardUnavailable(
+                f"Sending to {subject} failed: {exc}.",
+                code="fabric_unreachable",
+                hint="It is being reconnected to.",
+            ) from exc
+
+    async def _respond(self, reply: str, answer: bytes) -> None:
+        """Send an answer. When NATS is away the asker has been told so already, and will ask again."""
+        try:
+            await self.publish(reply, answer)
+        except LimitExceeded as exc:
+            await self._respond(reply, error_reply(exc))
+        except YardUnavailable:
+            log.info("an answer could not be sent: NATS is away")
+
+    async def _on_reply(self, message: Msg) -> None:
+        wait = self._waits.get(message.subject)
+        if wait is None or wait.answer.done():
+            return
+        if message.headers and message.headers.get("Status") == "503":
+            wait.answer.set_exception(
+                YardUnavailable(
+                    f"Nobody listens on {wait.subject}.",
+                    code="edge_unreachable",
+                    hint="The edge is starting, stopping or down; cloudyard doctor says more.",
+                )
+            )
+        else:
+            wait.answer.set_result(message.data)
+
+    async def _on_error(self, error: Exception) -> None:
+        """What the client reports outside of any call: a refused subject, or the end of the connection."""
+        refused = _REFUSED.search(str(error))
+        if refused is None:
+            self._lost.set()
+            return
+        log.warning("NATS refuses %s: %s to %s", self._credentials.user or self._name, refused[1], refused[2])
+        for listener in self._listeners:
+            if refused[1] == "subscription" and listener.subject == refused[2]:
+                listener.refused = True
+        for wait in self._waits.values():
+            if refused[1] == "publish" and wait.subject == refused[2] and not wait.answer.done():
+                wait.answer.set_exception(
+                    Forbidden(f"NATS does not let us send to {wait.subject}.", code="fabric_forbidden")
+                )
+
+    async def _on_closed(self) -> None:
+        self._lost.set()
+
+    async def _keep(self) -> None:
+        """Notice when the connection is gone, fail what waits on it, and make a new one. For ever."""
+        while True:
+            with anyio.move_on_after(LOST_CHECK_S):
+                await self._lost.wait()
+            if self.connected and not self._lost.is_set():
+                continue
+            log.warning("the connection to NATS at %s broke: reconnecting", _shown(self._url))
+            await self._drop("The connection to NATS broke before the answer came.")
+            await self._reconnect(first=False)
+            log.info("the connection to NATS is back")
+
+    async def _drop(self, reason: str) -> None:
+        client, self._client = self._client, None
+        for wait in self._waits.values():
+            if not wait.answer.done():
+                wait.answer.set_exception(answer_lost(reason))
+        if client is not None:
+            await _close(client)
+
+    async def _reconnect(self, *, first: bool) -> None:
+        pause_s, told = BACKOFF_MIN_S, not first
+        while True:
+            try:
+                self._lost = anyio.Event()
+                self._client = await self._open()
+                self._back.set()
+                self._back = anyio.Event()
+                return
+            except (nats.errors.Error, OSError, TimeoutError) as exc:
+                if "authorization" in str(exc).lower():
+                    refusal = f"NATS at {_shown(self._url)} refuses user {self._credentials.user!r}: {exc}."
+                    if first:
+                        raise Unauthorized(
+                            refusal,
+                            code="fabric_unauthorized",
+                            hint="Use the credentials that `cloudyard up` wrote for this role.",
+                        ) from exc
+                    log.warning("%s", refusal)
+                if not told:
+                    log.warning("NATS at %s does not answer yet (%s): trying on", _shown(self._url), exc)
+                    told = True
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+
+    async def _open(self) -> Client:
+        client = Client()
+        who = self._credentials
+        try:
+            await client.connect(
+                servers=[self._url],
+                name=self._name,
+                user=who.user or None,
+                password=who.password or None,
+                user_credentials=who.creds_file or None,
+                error_cb=self._on_error,
+                closed_cb=self._on_closed,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                ping_interval=PING_S,
+                max_outstanding_pings=2,
+                inbox_prefix=f"_INBOX_{who.user or 'any'}",
+            )
+            for listener in self._listeners:
+                await _subscribe(client, listener)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await _close(client)
+            raise
+        return client
+
+
+async def _subscribe(client: Client, listener: _Listener) -> None:
+    # No bound on what waits in the library: past one it drops messages. Ours are bounded by who asked
+    # (`_waits`), by `limit` in serve, which refuses, and by `limit` in subscribe, which says so.
+    listener.now = await client.subscribe(
+        listener.subject, cb=listener.on_message, pending_msgs_limit=0, pending_bytes_limit=0
+    )
+    await client.flush(timeout=CONNECT_TIMEOUT_S)
+
+
+async def _close(client: Client) -> None:
+    with anyio.move_on_after(CLOSE_S), suppress(nats.errors.Error, OSError):
+        await client.close()
+
+
+def _shown(url: str) -> str:
+    """The URL without its password."""
+    return url.rsplit("@", 1)[-1]

@@ -1,0 +1,140 @@
+"""The yard's HTTP API: creating, listing and images for every client, and operations where the transport is
+`http`.
+
+This is the one door to `httpx`: its errors become ours here, by the table below.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from cloudyard.errors import CloudyardError, YardUnavailable
+from cloudyard.model import AnyOp, AnyResult, CreateRequest, SandboxInfo
+from cloudyard.sdk.config import Config
+from cloudyard.sdk.transport import ANSWER_GRACE_S, error_of_response, lost, no_answer, unreachable
+from cloudyard.wire.messages import ImageRow, SandboxPage
+
+CONNECT_WITHIN_S = 5.0
+CONNECTIONS_MAX = 1024
+IDLE_CONNECTIONS_MAX = 64
+CREATE_WITHIN_S = 300.0  # an image may have to be brought to the node first
+STEP_KEY_HEADER = "Step-Key"
+# A long command has no time limit of its own: the kernel's keep-alive notices a peer that is gone.
+_KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+]
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+_result = msgspec.json.Decoder(AnyResult)
+
+
+class _Images(msgspec.Struct, frozen=True):
+    images: list[ImageRow]
+
+
+class HttpTransport:
+    """A pool of connections to a yard's gateway."""
+
+    def __init__(self, config: Config) -> None:
+        self._url = config.url
+        self._client = httpx.AsyncClient(
+            base_url=config.url,
+            headers={"Authorization": f"Bearer {config.token}"},
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(
+                    max_connections=CONNECTIONS_MAX, max_keepalive_connections=IDLE_CONNECTIONS_MAX
+                ),
+                socket_options=_KEEP_ALIVE,
+                trust_env=False,
+            ),
+            trust_env=False,
+        )
+
+    async def ask(self, sandbox: str, op: AnyOp, *, key: str, within_s: float | None) -> AnyResult:
+        """See `Transport.ask`."""
+        headers = {"Content-Type": "application/json"}
+        if key:
+            headers[STEP_KEY_HEADER] = key
+        content = await self._send(
+            "POST", f"/v1/sandboxes/{sandbox}/ops", within_s=within_s, content=_encode(op), headers=headers
+        )
+        return _decoded(_result, content)
+
+    async def create(self, request: CreateRequest) -> SandboxInfo:
+        """Make the sandbox of this request, or give the one that its key has made already."""
+        content = await self._send(
+            "POST",
+            "/v1/sandboxes",
+            within_s=CREATE_WITHIN_S,
+            content=_encode(request),
+            headers={"Content-Type": "application/json"},
+        )
+        return _decoded(_sandbox, content)
+
+    async def sandboxes(self, *, stopped: bool) -> list[SandboxInfo]:
+        """The project's sandboxes."""
+        query = {"stopped": "true"} if stopped else {}
+        content = await self._send("GET", "/v1/sandboxes", within_s=ANSWER_GRACE_S, params=query)
+        return _decoded(_page, content).sandboxes
+
+    async def images(self) -> list[ImageRow]:
+        """Images that sandboxes can be made from."""
+        return _decoded(_images, await self._send("GET", "/v1/images", within_s=ANSWER_GRACE_S)).images
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def _send(self, method: str, path: str, *, within_s: float | None, **request: Any) -> bytes:
+        timeout = httpx.Timeout(within_s, connect=CONNECT_WITHIN_S, pool=None)
+        try:
+            response = await self._client.request(method, path, timeout=timeout, **request)
+        except httpx.HTTPError as exc:
+            raise translated(exc, url=self._url, within_s=within_s or 0) from exc
+        if response.is_success:
+            return response.content
+        raise error_of_response(response.status_code, response.content, url=self._url)
+
+
+_sandbox = msgspec.json.Decoder(SandboxInfo)
+_page = msgspec.json.Decoder(SandboxPage)
+_images = msgspec.json.Decoder(_Images)
+
+
+def translated(error: httpx.HTTPError, *, url: str, within_s: float) -> CloudyardError:
+    """Our error for one of httpx. The most specific class that fits decides."""
+    match error:
+        case httpx.ConnectError() | httpx.ConnectTimeout():
+            return unreachable(url, str(error) or "no answer in time")
+        case httpx.ReadTimeout() | httpx.WriteTimeout():
+            return no_answer(url, within_s)
+        case httpx.NetworkError() | httpx.RemoteProtocolError():
+            return lost(url, str(error) or type(error).__name__)
+        case _:
+            return YardUnavailable(
+                f"The call to the yard at {url} failed: {str(error) or type(error).__name__}.",
+                code="http_client",
+                retry_safe=False,
+            )
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], content: bytes) -> T:
+    try:
+        return decoder.decode(content)
+    except msgspec.MsgspecError as exc:
+        raise CloudyardError(
+            f"The yard's answer cannot be read: {exc}.",
+            code="unexpected_answer",
+            hint="Client and yard may be of different versions.",
+        ) from exc

@@ -1,0 +1,322 @@
+"""One sandbox: run commands, start them, move files, stop it. A handle is cheap and holds nothing open."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from cloudyard.errors import Conflict, InvalidRequest, NotFound
+from cloudyard.model import (
+    COMMAND_BYTES_MAX,
+    OUTPUT_LIMIT_DEFAULT_BYTES,
+    CommandInfo,
+    CommandList,
+    CommandSpec,
+    DirListing,
+    Done,
+    Exec,
+    ExecResult,
+    FileInfo,
+    GetSandbox,
+    KeepAlive,
+    ListCommands,
+    ListDir,
+    MakeDir,
+    Pty,
+    Remove,
+    SandboxInfo,
+    Start,
+    Stat,
+    StopSandbox,
+    check_command,
+    check_path,
+    edge_of,
+)
+from cloudyard.sdk import files
+from cloudyard.sdk.process import Completed, Process, completed
+from cloudyard.sdk.tasks import plain_task_group
+from cloudyard.sdk.transport import Caller
+
+KILL_WITHIN_S = 10.0  # after the caller of `run` was cancelled
+INLINE_STDIN_BYTES_MAX = COMMAND_BYTES_MAX // 2  # larger input goes through the pipe of a started command
+_SHELL = "command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l"
+
+
+class Sandbox:
+    """A sandbox that exists, or did. Made by `Yard.create`, `Yard.sandbox` and `Yard.get`."""
+
+    def __init__(self, caller: Caller, sandbox_id: str) -> None:
+        edge_of(sandbox_id)
+        self._caller = caller
+        self._id = sandbox_id
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self._id}>"
+
+    @property
+    def id(self) -> str:
+        """Its id, which names its edge."""
+        return self._id
+
+    async def info(self) -> SandboxInfo:
+        """Its state. Does not count as use.
+
+        Raises:
+            NotFound: the yard knows no such sandbox, or has forgotten it.
+        """
+        return await self._caller.ask(self._id, GetSandbox(), SandboxInfo)
+
+    async def stop(self) -> SandboxInfo:
+        """Stop it and give back all it holds. Stopping a stopped sandbox is no error."""
+        return await self._caller.ask(self._id, StopSandbox(), SandboxInfo)
+
+    async def keep_alive(
+        self, *, idle_ttl_s: float | UnsetType | None = UNSET, max_ttl_s: float | UnsetType | None = UNSET
+    ) -> SandboxInfo:
+        """Count as use; change its times to live where given (seconds; None: no such limit)."""
+        return await self._caller.ask(
+            self._id, KeepAlive(idle_ttl_s=idle_ttl_s, max_ttl_s=max_ttl_s), SandboxInfo
+        )
+
+    # --- commands
+    # -----------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        stdin: bytes = b"",
+        output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES,
+        key: str = "",
+    ) -> Completed:
+        """Run a command and wait for its end. Cancelling the call kills it.
+
+        Args:
+            command: a string for `/bin/sh -c`, or a list of arguments that no shell sees.
+            timeout_s: kill it after so long; what it wrote until then is in the result.
+            env: added to the sandbox's own environment.
+            cwd: where it starts; the image's own directory if empty.
+            user: who it runs as: a name, a uid or uid:gid.
+            stdin: bytes for its stdin, any number; then end of file.
+            output_limit_bytes: bytes kept of stdout and of stderr. It never waits for a reader.
+            key: step key: the same key on the same sandbox gives the same result and runs nothing again.
+
+        Returns:
+            How it ended. A non-zero exit code is a result, not an exception.
+
+        Raises:
+            InvalidRequest: an argument is wrong or out of range.
+            NotFound: there is no such sandbox.
+            SandboxUnavailable: the sandbox stopped, or broke.
+            YardUnavailable: the yard could not be reached for RESTART_PATIENCE_S.
+        """
+        piped = len(stdin) > INLINE_STDIN_BYTES_MAX
+        spec = command_spec(
+            command,
+            timeout_s=timeout_s,
+            env=env,
+            cwd=cwd,
+            user=user,
+            stdin=b"" if piped else stdin,
+            keep_stdin=piped,
+            output_limit_bytes=output_limit_bytes,
+        )
+        if piped:
+            return await self._run_piped(spec, stdin, key=key)
+        result = await self._caller.ask(self._id, Exec(command=spec), ExecResult, key=key)
+        return await completed(self._caller, self._id, result)
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        stdin: bool = False,
+        pty: Pty | None = None,
+        output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES,
+        key: str = "",
+    ) -> Process:
+        """Start a command and return at once. It goes on without this client; see `run` for the arguments.
+
+        Args:
+            stdin: leave its stdin open for `Process.write`; otherwise it reads end of file at once.
+            pty: give it a terminal of this size. Its stderr is then part of its stdout.
+
+        Raises:
+            InvalidRequest: an argument is wrong or out of range.
+            NotFound: there is no such sandbox, or no such program in it.
+            SandboxUnavailable: the sandbox stopped, or broke.
+        """
+        spec = command_spec(
+            command,
+            timeout_s=timeout_s,
+            env=env,
+            cwd=cwd,
+            user=user,
+            keep_stdin=stdin or pty is not None,
+            pty=pty,
+            output_limit_bytes=output_limit_bytes,
+        )
+        return await self._start(spec, key=key)
+
+    async def attach(self, command_id: int) -> Process:
+        """A handle on a command that was started before, by this client or another.
+
+        Raises:
+            NotFound: no such command runs here, and no result of it is kept.
+        """
+        for info in await self.commands():
+            if info.command_id == command_id:
+                return Process(self._caller, self._id, info)
+        raise NotFound(
+            f"Sandbox {self._id} has no command {command_id}.",
+            code="command_not_found",
+            hint="`Sandbox.commands()` lists those that run and those whose results are kept.",
+        )
+
+    async def commands(self) -> list[CommandInfo]:
+        """Commands that run, and ended ones whose results are kept."""
+        return (await self._caller.ask(self._id, ListCommands(), CommandList)).commands
+
+    async def shell(
+        self,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+    ) -> Process:
+        """An interactive login shell on a terminal: bash where the image has it, else sh."""
+        return await self.start(_SHELL, env=env, cwd=cwd, user=user, pty=Pty(rows=rows, cols=cols))
+
+    # --- files
+    # --------------------------------------------------------------------------------------------------
+
+    async def read(self, path: str) -> bytes:
+        """All bytes of a file.
+
+        Raises:
+            NotFound: it does not exist.
+            Conflict: it is a directory, or changed while it was read.
+        """
+        check_path(path)
+        return await files.read(self._caller, self._id, path)
+
+    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> FileInfo:
+        """Write a file of any size in one move, making missing directories.
+
+        Args:
+            mode: permission bits; None keeps those of the file it replaces, or 0644.
+        """
+        check_path(path)
+        source = io.BytesIO(data)
+        return await files.write(self._caller, self._id, path, source=source, size=len(data), mode=mode)
+
+    async def upload(self, local: str | Path, path: str) -> None:
+        """Copy a local file or directory to `path`, with permission bits. Links are kept as links.
+
+        Raises:
+            NotFound: there is nothing at `local`.
+            LimitExceeded: the sandbox's disk is full.
+        """
+        check_path(path)
+        await files.upload(self._caller, self._id, Path(local), path=path)
+
+    async def download(self, path: str, local: str | Path) -> None:
+        """Copy a file or directory of the sandbox to `local`, with permission bits. Links are kept as links.
+
+        Nothing is written outside `local`, whatever the sandbox says. A link in it may point anywhere: look
+        before you follow one.
+
+        Raises:
+            NotFound: there is nothing at `path`.
+            Conflict: a file changed while it was read.
+        """
+        check_path(path)
+        await files.download(self._caller, self._id, path, local=Path(local))
+
+    async def listdir(self, path: str) -> list[FileInfo]:
+        """Entries of a directory, sorted by name; links are described, not followed."""
+        check_path(path)
+        return (await self._caller.ask(self._id, ListDir(path=path), DirListing)).entries
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
+        """What is at a path.
+
+        Raises:
+            NotFound: nothing is.
+        """
+        check_path(path)
+        return await self._caller.ask(self._id, Stat(path=path, follow=follow), FileInfo)
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        """Remove a file, a link, or a directory (`recursive` if it is not empty)."""
+        check_path(path)
+        await self._caller.ask(self._id, Remove(path=path, recursive=recursive, missing_ok=missing_ok), Done)
+
+    async def mkdir(
+        self, path: str, *, mode: int = 0o755, parents: bool = True, exist_ok: bool = True
+    ) -> FileInfo:
+        """Make a directory."""
+        check_path(path)
+        op = MakeDir(path=path, mode=mode, parents=parents, exist_ok=exist_ok)
+        return await self._caller.ask(self._id, op, FileInfo)
+
+    # --- inside
+    # -------------------------------------------------------------------------------------------------
+
+    async def _start(self, spec: CommandSpec, *, key: str) -> Process:
+        info = await self._caller.ask(self._id, Start(command=spec), CommandInfo, key=key)
+        return Process(self._caller, self._id, info)
+
+    async def _run_piped(self, spec: CommandSpec, stdin: bytes, *, key: str) -> Completed:
+        process = await self._start(spec, key=key)
+
+        async def feed() -> None:
+            try:
+                await process.write(stdin)
+                await process.close_stdin()
+            except Conflict:
+                pass  # it ended, or closed its stdin, before it had read everything
+
+        try:
+            async with plain_task_group() as tasks:
+                tasks.start_soon(feed)
+                done = await process.wait()
+                tasks.cancel_scope.cancel()
+        except BaseException:
+            with anyio.move_on_after(KILL_WITHIN_S, shield=True):
+                await process.kill()
+            raise
+        return done
+
+
+def command_spec(command: str | Sequence[str], **fields: Any) -> CommandSpec:
+    """A checked CommandSpec of what a user passed.
+
+    Raises:
+        InvalidRequest: a value is of the wrong type or out of range.
+        LimitExceeded: it is too large to send.
+    """
+    env = fields.pop("env", None) or {}
+    how = {"shell": command} if isinstance(command, str) else {"argv": list(command)}
+    try:
+        spec = msgspec.convert({**how, **fields, "env": dict(env)}, CommandSpec)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(f"The command cannot be run: {exc}.", code="bad_command") from exc
+    check_command(spec)
+    return spec

@@ -1,0 +1,3 @@
+"""For tests, and shipped with the package: real servers, contract suites that every implementation runs, and
+fakes that pass them.
+"""

@@ -1,0 +1,100 @@
+"""What the doctor makes of a machine's facts."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from cloudyard.core.doctor import (
+    UID_RANGES_MAX,
+    CgroupFacts,
+    HostFacts,
+    bounds,
+    judge,
+    version_of,
+)
+from cloudyard.model import GIB
+
+GOOD = HostFacts(
+    kernel="6.18.44-fc",
+    is_root=True,
+    bubblewrap="bubblewrap 0.8.0",
+    nats_server="/usr/bin/nats-server",
+    erofs="direct",
+    cgroup=CgroupFacts(version=2, controllers=["cpu", "memory", "pids", "freezer"], root="/sys/fs/cgroup"),
+    core_pattern="core",
+    pid_max=4_194_304,
+    threads_max=500_000,
+    descriptors_hard=1_000_000,
+    namespaces_max=100_000,
+    memory_total_bytes=24 * GIB,
+    memory_available_bytes=20 * GIB,
+    disk_free_bytes=100 * GIB,
+    disk_where="/var/lib",
+)
+
+
+def worst(facts: HostFacts, name: str) -> str:
+    return {finding.name: finding.level for finding in judge(facts)}[name]
+
+
+def test_a_good_machine_has_no_finding_to_mend() -> None:
+    assert [finding for finding in judge(GOOD) if finding.level != "ok"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "level"),
+    [
+        ({"is_root": False}, "root", "fail"),
+        ({"kernel": "5.10.0-28-amd64"}, "kernel", "fail"),
+        ({"missing_programs": ["bwrap"]}, "programs", "fail"),
+        ({"missing_programs": ["mmdebstrap"]}, "programs", "warn"),
+        ({"missing_binaries": ["cloudyard-guest"]}, "guest", "fail"),
+        ({"bubblewrap": "bubblewrap 0.4.1"}, "bubblewrap", "fail"),
+        ({"nats_server": ""}, "nats-server", "warn"),
+        ({"erofs": "loop", "erofs_reason": "old kernel"}, "erofs", "ok"),
+        ({"erofs": "none", "erofs_reason": "no such device"}, "erofs", "fail"),
+        ({"erofs": "untried", "erofs_reason": "no mkfs.erofs"}, "erofs", "warn"),
+        ({"userns_reason": "EPERM"}, "user namespaces", "fail"),
+        ({"overlay_reason": "EINVAL"}, "overlay", "fail"),
+        ({"cgroup": CgroupFacts(version=0, controllers=[])}, "cgroups", "fail"),
+        ({"cgroup": CgroupFacts(version=2, controllers=["cpu", "pids"])}, "cgroups", "fail"),
+        ({"core_pattern": "|/usr/lib/systemd/systemd-coredump %P"}, "core dumps", "warn"),
+        ({"memory_available_bytes": 1}, "memory", "warn"),
+        ({"disk_free_bytes": 1}, "disk", "warn"),
+        ({"uid_overlaps": ["/etc/subuid: me has 2000000000 to 2000065535"]}, "uid ranges", "warn"),
+    ],
+)
+def test_each_lack_is_named_with_a_remedy(change: dict[str, object], name: str, level: str) -> None:
+    facts = replace(GOOD, **change)
+    assert worst(facts, name) == level
+    if level == "fail":
+        assert all(finding.fix for finding in judge(facts) if finding.level == "fail")
+
+
+def test_missing_programs_give_one_apt_line() -> None:
+    facts = replace(GOOD, missing_programs=["bwrap", "mkfs.erofs"])
+    assert "apt-get install -y bubblewrap erofs-utils" in [finding.fix for finding in judge(facts)]
+
+
+def test_a_good_machine_holds_3200_sandboxes() -> None:
+    assert [bound for bound in bounds(GOOD, 3200) if not bound.ok] == []
+
+
+def test_a_small_pid_max_is_named_with_its_sysctl_line() -> None:
+    low = [bound for bound in bounds(replace(GOOD, pid_max=32_768), 3200) if not bound.ok]
+    assert [(bound.name, bound.fix) for bound in low] == [
+        ("kernel.pid_max", "sysctl -w kernel.pid_max=65536")
+    ]
+
+
+def test_more_sandboxes_than_uid_ranges_are_refused() -> None:
+    assert "uid ranges" in [bound.name for bound in bounds(GOOD, UID_RANGES_MAX + 1) if not bound.ok]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("6.18.44-fc-v669", (6, 18)), ("bubblewrap 0.8.0", (0, 8)), ("6.1-rc3", (6, 1)), ("", (0, 0))],
+)
+def test_versions_are_read_from_text(text: str, version: tuple[int, int]) -> None:
+    assert version_of(text) == version
