@@ -1,9 +1,10 @@
-"""The life of one sandbox as a table: what may happen in which state, where it leads and what has to be done then.
+"""The life of one sandbox as a table: what may happen in which state, where it leads and what has to be
+done then.
 
-All transitions live here, and this file knows no kernel object, no clock and no file. `decide` is asked with an event, which
-carries its cause and its time, and answers with the new life and the commands that a shell has to carry out. A pair that
-is not in the table is a fault of ours (`InvalidTransition`). `diagram` draws the table, `story` tells how a sandbox came
-to where it is.
+All transitions live here, and this file knows no kernel object, no clock and no file. `decide` is asked
+with an event, which carries its cause and its time, and answers with the new life and the commands that a
+shell has to carry out. A pair that is not in the table is a fault of ours (`InvalidTransition`).
+`diagram` draws the table, `story` tells how a sandbox came to where it is.
 """
 
 from __future__ import annotations
@@ -40,47 +41,49 @@ class Life(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened. `cause` is the id of the request or event behind it, `at` seconds since 1970."""
+    """Something that happened. `cause` is the id of the request or event behind it, `at` seconds since
+    1970.
+    """
 
     cause: str = ""
     at: float = 0.0
 
 
-class CreateAdmitted(Event):
+class CreateAdmitted(Event, frozen=True):
     """A create was asked for, its promise made and its record on disk."""
 
 
-class Ready(Event):
+class Ready(Event, frozen=True):
     """The probe ran to a good end inside."""
 
 
-class CreateFailed(Event):
+class CreateFailed(Event, frozen=True):
     """The launch or the probe failed, or was given up."""
 
     evidence: str = ""
 
 
-class StopWanted(Event):
+class StopWanted(Event, frozen=True):
     """Somebody or a timer wants it to end."""
 
     reason: StopReason = "asked"
 
 
-class GuestGone(Event):
+class GuestGone(Event, frozen=True):
     """PID 1 ended, or answers no more, and nobody asked for that."""
 
     evidence: str = ""
 
 
-class TornDown(Event):
+class TornDown(Event, frozen=True):
     """Its kernel objects are gone."""
 
 
-class Adopted(Event):
+class Adopted(Event, frozen=True):
     """After a restart of the edge: its instance was found alive."""
 
 
-class Missing(Event):
+class Missing(Event, frozen=True):
     """After a restart of the edge: its instance was not found."""
 
 

@@ -1,7 +1,7 @@
 """What an edge does with what it finds when it starts: pure answers from records and from what lives.
 
-Three questions, each with one function: what becomes of each recorded sandbox (`triage`), what becomes of each step that
-was under way (`settle`), and which ended sandboxes are remembered no longer (`expired`).
+Three questions, each with one function: what becomes of each recorded sandbox (`triage`), what becomes of
+each step that was under way (`settle`), and which ended sandboxes are remembered no longer (`expired`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class Fate(Enum):
     """What becomes of a recorded sandbox."""
 
     FORGET = "forget"
-    """Nobody was ever told that it exists: its creation was under way. Its record goes, the sweep takes what it left."""
+    """Nobody was ever told that it exists: its creation was under way. Its record goes, the sweep takes
+    what it left.
+    """
     ADOPT = "adopt"
     """It should live, or was being torn down: look for its instance."""
     REMEMBER = "remember"

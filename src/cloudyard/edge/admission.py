@@ -1,4 +1,6 @@
-"""What an edge has promised to its sandboxes, and whether one more fits. The edge's word is final, whatever a placer thought."""
+"""What an edge has promised to its sandboxes, and whether one more fits. The edge's word is final,
+whatever a placer thought.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from cloudyard.model import EdgeLoad, SandboxSpec
 
 
 class Admission:
-    """Promises of cpu and memory, by sandbox. One call admits and notes it, so no two creates get the same room."""
+    """Promises of cpu and memory, by sandbox. One call admits and notes it, so no two creates get the
+    same room.
+    """
 
     def __init__(self, config: EdgeConfig, sandboxes_max: int) -> None:
         self._cpu_max = config.cpu_total * config.cpu_overcommit
@@ -30,12 +34,13 @@ class Admission:
             self._refuse(f"it holds {len(self._promised)} sandboxes, at most {self._sandboxes_max}")
         if self._cpu + cpu > self._cpu_max + 1e-9:
             self._refuse(
-                f"{self._cpu:g} of {self._cpu_max:g} cores (overcommit included) are promised, and {cpu:g} more do not fit"
+                f"{self._cpu:g} of {self._cpu_max:g} cores (overcommit included) are promised, "
+                f"and {cpu:g} more do not fit"
             )
         if self._memory + memory > self._memory_max:
             self._refuse(
-                f"{self._memory >> 20} of {self._memory_max >> 20} MiB of memory (overcommit included) are promised, "
-                f"and {memory >> 20} more do not fit"
+                f"{self._memory >> 20} of {self._memory_max >> 20} MiB of memory (overcommit included) are "
+                f"promised, and {memory >> 20} more do not fit"
             )
         self.note(sandbox, spec)
 
@@ -48,7 +53,9 @@ class Admission:
     def release(self, sandbox: str) -> None:
         """Take a promise back. Harmless when there is none."""
         cpu, memory = self._promised.pop(sandbox, (0.0, 0))
-        self._cpu = max(0.0, self._cpu - cpu) if self._promised else 0.0  # no dust from adding and taking away
+        self._cpu = (
+            max(0.0, self._cpu - cpu) if self._promised else 0.0
+        )  # no dust from adding and taking away
         self._memory -= memory
 
     def load(self, memory_available_bytes: int) -> EdgeLoad:

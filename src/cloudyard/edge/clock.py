@@ -1,8 +1,8 @@
 """The clocks of an edge as ports, and one list of deadlines that serves everything in it.
 
-Thousands of sandboxes have times to live and thousands of commands have timeouts; one task sleeps until the earliest.
-Monotonic times are the kernel's CLOCK_MONOTONIC, which goes on over a restart of ours and ends with the machine, as the
-sandboxes do.
+Thousands of sandboxes have times to live and thousands of commands have timeouts; one task sleeps until
+the earliest. Monotonic times are the kernel's CLOCK_MONOTONIC, which goes on over a restart of ours and
+ends with the machine, as the sandboxes do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 
 import anyio
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 COMPACT_AT = 1024  # dead entries kept before the heap is rebuilt
 
@@ -65,7 +65,9 @@ class Timer:
 
 
 class Timers:
-    """Deadlines, each with a plain function that is called once when its time has come. The function may not wait."""
+    """Deadlines, each with a plain function that is called once when its time has come. The function may
+    not wait.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -105,6 +107,6 @@ class Timers:
                 try:
                     act()
                 except Exception:
-                    _log.exception("A deadline's action failed.")
+                    log.exception("A deadline's action failed.")
             self._woken = anyio.Event()
             await self._clock.wait_until(self._heap[0][0] if self._heap else None, self._woken)

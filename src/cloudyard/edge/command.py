@@ -29,6 +29,7 @@ class Command:
 
     __slots__ = (
         "_ended",
+        "cause",
         "exit",
         "id",
         "info",
@@ -48,16 +49,22 @@ class Command:
         "waits",
     )
 
-    def __init__(self, step: Step, spec: CommandSpec, directory: Path, *, waits: bool) -> None:
+    def __init__(
+        self, step: Step, spec: CommandSpec, directory: Path, *, waits: bool, cause: str = ""
+    ) -> None:
         self.id = step.number
         self.step = step
         self.spec = spec
+        self.cause = cause
+        """The id of the request that started it."""
         self.waits = waits
         """The step that started it waits for its end."""
         self.info = command_info(self.id, spec)
         self.stdout = Stream(output_path(directory, self.id, "stdout"), spec.output_limit_bytes)
         self.stderr = Stream(output_path(directory, self.id, "stderr"), spec.output_limit_bytes)
-        self.stdin = Stdin(self.id, spec.stdin, eof=not spec.keep_stdin) if spec.stdin or spec.keep_stdin else None
+        self.stdin = (
+            Stdin(self.id, spec.stdin, eof=not spec.keep_stdin) if spec.stdin or spec.keep_stdin else None
+        )
         self.sent = False
         """The guest was asked to start it."""
         self.started_at = 0.0
@@ -81,9 +88,9 @@ class Command:
 
     @property
     def tree_lives(self) -> bool:
-        """Processes of it may be left, as far as the guest has said."""
+        """Something of it may be left, as far as the guest has said."""
         if self.exit is None:
-            return self.sent and bool(self.killed)
+            return self.sent
         return not self.tree_gone and bool(self.exit.number(Tag.TREE_ALIVE, 0))
 
     def stream(self, name: StreamName) -> Stream:

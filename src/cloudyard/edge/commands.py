@@ -1,7 +1,8 @@
 """The commands of one sandbox that are under way: started, fed, read, timed and ended over the guest link.
 
-Everything a frame causes is done at once, in place, without a task: an exec costs one frame down, three up and two records.
-The end of a command is on record before anybody hears of it, and only then may the guest forget it.
+Everything a frame causes is done at once, in place, without a task: an exec costs one frame down, three
+up and two records. The end of a command is on record before anybody hears of it, and only then may the
+guest forget it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExce
 from cloudyard.model import CommandSpec, ExecResult
 from cloudyard.wire.guest import STDERR, STDOUT, Frame, FrameError, Kind, Tag, encode
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _KINDS = frozenset(Kind)
 
 
@@ -72,7 +73,7 @@ class Commands:
         """Commands that take a place in the guest."""
         self._queue: deque[anyio.Event] = deque()
         self._lingering: set[int] = set()
-        """Commands that have ended while processes of their trees live on: they can still be signalled."""
+        """Commands that have ended for us while something of them takes a place in the guest."""
         self._unacknowledged: dict[int, Command] = {}
         self._known: dict[int, Frame] = {}
         self._listed: anyio.Event | None = None
@@ -80,11 +81,11 @@ class Commands:
         self._forks_refused = 0
         self.live: dict[int, Command] = {}
 
-    # --- starting, feeding, killing ----------------------------------------------------------------------------------
+    # --- starting, feeding, killing ---------------------------------------------------------------------
 
-    def begin(self, step: Step, spec: CommandSpec, *, waits: bool) -> Command:
+    def begin(self, step: Step, spec: CommandSpec, *, waits: bool, cause: str = "") -> Command:
         """Take up a command whose intent is on record. It runs once it is launched."""
-        command = Command(step, spec, self._directory, waits=waits)
+        command = Command(step, spec, self._directory, waits=waits, cause=cause)
         self.live[command.id] = command
         return command
 
@@ -157,8 +158,20 @@ class Commands:
             self.send(signal_frame(command.id, SIGKILL))
             command.kill_timer = self._timers.at(
                 self._clock.monotonic() + KILL_WAIT_S,
-                partial(self._finish, command, lost=f"the guest reported no end within {KILL_WAIT_S:g} s of SIGKILL"),
+                partial(
+                    self._finish,
+                    command,
+                    lost=f"the guest reported no end within {KILL_WAIT_S:g} s of SIGKILL",
+                ),
             )
+
+    def cancel(self, cause: str) -> bool:
+        """Kill the command that the request of this id waits for, if there is one."""
+        for command in self.live.values():
+            if command.waits and command.cause == cause:
+                self.kill(command, "its request was cancelled")
+                return True
+        return False
 
     def signal(self, command_id: int, number: int) -> None:
         """Signal a command's tree.
@@ -167,9 +180,8 @@ class Commands:
             NotFound: there is no such command.
         """
         command = self.live.get(command_id)
-        if command is None and command_id not in self._lingering:
-            self._history.find(command_id)  # one that has ended whole has no process left to signal
-            return
+        if command is None:
+            self._history.find(command_id)  # it has ended; what it left behind is still of its tree
         if command is not None and number == SIGKILL and not command.killed:
             command.killed = "SIGKILL was sent to it by request"
         if command is not None and not command.sent:
@@ -205,7 +217,7 @@ class Commands:
             self._link.close("the sandbox has ended")
             self._link = None
 
-    # --- the link ----------------------------------------------------------------------------------------------------
+    # --- the link ---------------------------------------------------------------------------------------
 
     async def resume(self, link: GuestLink, *, stalled_s: float = 0.0) -> None:
         """Take a greeted link into use and go on with every command that was under way.
@@ -226,7 +238,9 @@ class Commands:
         await self._listed.wait()
         self._listed = None
         if link.broken:
-            raise SandboxUnavailable(f"The guest's list did not come: {link.broken}.", code="guest_unreachable")
+            raise SandboxUnavailable(
+                f"The guest's list did not come: {link.broken}.", code="guest_unreachable"
+            )
         known, self._known = self._known, {}
         sent = [command for command in self.live.values() if command.sent]
         fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in sent), known)
@@ -267,15 +281,13 @@ class Commands:
 
     def _settle_stranger(self, number: int, state: Frame) -> None:
         """A command that the guest holds and nobody waits for: its end is on record, or it was given up."""
-        if state.number(Tag.RUNNING, 0):
-            self.send(signal_frame(number, SIGKILL))
-        if state.number(Tag.RUNNING, 0) or state.number(Tag.TREE_ALIVE, 0):
-            self._lingering.add(number)
-            for stream, tag in ((STDOUT, Tag.STDOUT_TOTAL), (STDERR, Tag.STDERR_TOTAL)):
-                offset = state.number(tag, 0)
-                self.send(encode(Kind.RESUME, number, (Tag.STREAM, stream), (Tag.OFFSET, offset)))
-        else:
+        if not state.number(Tag.RUNNING, 0):
             self.send(encode(Kind.FORGET, number))
+            return
+        self._lingering.add(number)
+        self.send(signal_frame(number, SIGKILL))
+        for stream, tag in ((STDOUT, Tag.STDOUT_TOTAL), (STDERR, Tag.STDERR_TOTAL)):
+            self.send(encode(Kind.RESUME, number, (Tag.STREAM, stream), (Tag.OFFSET, state.number(tag, 0))))
 
     def on_frame(self, frame: Frame) -> None:
         """Do what a frame asks for."""
@@ -296,18 +308,20 @@ class Commands:
                 command.tree_gone = True
                 self._finish(command)
             case Kind.TREE_GONE if frame.command in self._lingering:
-                self._forget(frame.command)
+                self._leave_place(frame.command)
             case Kind.EXITED if frame.command in self._lingering:
+                self.send(encode(Kind.FORGET, frame.command))
                 if not frame.number(Tag.TREE_ALIVE, 0):
-                    self._forget(frame.command)
+                    self._leave_place(frame.command)
             case Kind.STATE:
                 self._known[frame.command] = frame
             case Kind.LISTED if self._listed is not None:
                 self._listed.set()
             case Kind.ERROR:
-                _log.warning("%s: the guest complains: %s", self._journal.head.sandbox, frame.text(Tag.TEXT))
-            case kind if kind not in _KINDS:
-                raise FrameError(f"a frame of the unknown kind {kind}")
+                log.warning("%s: the guest complains: %s", self._journal.head.sandbox, frame.text(Tag.TEXT))
+            case kind:
+                if kind not in _KINDS:
+                    raise FrameError(f"a frame of the unknown kind {kind}")
 
     def on_quiet(self) -> None:
         """Acknowledge all that came together at once."""
@@ -327,7 +341,7 @@ class Commands:
             self._listed.set()
         self._on_broken(why)
 
-    # --- what frames cause -------------------------------------------------------------------------------------------
+    # --- what frames cause ------------------------------------------------------------------------------
 
     def _take_output(self, command: Command, frame: Frame) -> None:
         stream = command.stream_of(frame)
@@ -373,14 +387,16 @@ class Commands:
             forks_refused=forks_refused,
         )
         if command.waits:
-            self._conclude(command, command.result_not_started(why), lingers=False)
+            self._conclude(command, command.result_not_started(why), tree_lives=False)
             return
         self._leave(command)
-        self._forget(command.id)
+        self._forget(command, tree_lives=False)
         error = InvalidRequest if why.fault.label == "policy" else SandboxUnavailable
         self._fail(
             command.step,
-            error(f"The command could not be started: {why.error}.", code="not_started", hint=why.fault.evidence),
+            error(
+                f"The command could not be started: {why.error}.", code="not_started", hint=why.fault.evidence
+            ),
         )
         command.wake()
 
@@ -397,9 +413,9 @@ class Commands:
         if command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0:
             oom_kills, forks_refused = self._counters()
         verdict = judge(command.ending(lost=lost, oom_kills=oom_kills, forks_refused=forks_refused))
-        self._conclude(command, command.result(verdict), lingers=command.tree_lives)
+        self._conclude(command, command.result(verdict), tree_lives=command.tree_lives)
 
-    def _conclude(self, command: Command, result: ExecResult, *, lingers: bool) -> None:
+    def _conclude(self, command: Command, result: ExecResult, *, tree_lives: bool) -> None:
         ended = command.record(result)
         try:
             self._history.add(ended)
@@ -410,10 +426,8 @@ class Commands:
             command.wake()
             return
         self._leave(command)
-        if lingers:
-            self._lingering.add(command.id)
-        elif command.sent:
-            self._forget(command.id)
+        if command.sent:
+            self._forget(command, tree_lives=tree_lives)
         if command.waits:
             self._steps.settle(command.step, self._history.result(ended))
         command.wake()
@@ -425,9 +439,16 @@ class Commands:
         if not self.live:
             self._on_idle()
 
-    def _forget(self, number: int) -> None:
+    def _forget(self, command: Command, *, tree_lives: bool) -> None:
+        if command.exit is not None or not tree_lives:
+            self.send(encode(Kind.FORGET, command.id))
+        if tree_lives:
+            self._lingering.add(command.id)
+        else:
+            self._give_place_back()
+
+    def _leave_place(self, number: int) -> None:
         self._lingering.discard(number)
-        self.send(encode(Kind.FORGET, number))
         self._give_place_back()
 
     def _give_place_back(self) -> None:
@@ -442,7 +463,7 @@ class Commands:
         except CloudyardError:
             return  # those who wait were told that the record cannot be written
 
-    # --- the rest ----------------------------------------------------------------------------------------------------
+    # --- the rest ---------------------------------------------------------------------------------------
 
     async def _wait_for_place(self) -> None:
         if len(self._queue) >= COMMANDS_QUEUED_MAX:
@@ -462,7 +483,7 @@ class Commands:
                 self._queue.remove(place)
         if not place.is_set():
             raise LimitExceeded(
-                f"{COMMANDS_LIVE_MAX} commands run in this sandbox, and none ended within {QUEUE_WAIT_S:g} s.",
+                f"{COMMANDS_LIVE_MAX} commands run in this sandbox; none ended within {QUEUE_WAIT_S:g} s.",
                 code="too_many_commands",
                 hint="Wait for some of them, or kill some.",
                 retry_safe=True,

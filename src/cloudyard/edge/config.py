@@ -7,10 +7,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from cloudyard.model import KIB, MIB
+from cloudyard.wire.messages import MESSAGE_BYTES_MAX
 
 CALLS_MAX = 8192  # calls under way in one edge
 CREATES_AT_ONCE = 16  # launches under way; further creates wait their turn
 GUEST_ANSWER_S = 10.0  # a guest that does not greet within this is taken for dead
+LEAVE_S = 10.0  # tear-downs under way may take so long when the edge leaves; the next start goes on with them
 RECONNECT_S = 10.0  # a lost connection is tried again for so long while PID 1 lives
 PROBE_S = 30.0  # the image's probe may take so long
 STOP_S = 60.0  # a backend may take so long to tear an instance down before it is logged and tried again
@@ -28,10 +30,11 @@ LINK_PENDING_MAX_BYTES = 64 * MIB  # bytes for a guest that does not read; then 
 JOURNAL_MAX_BYTES = 64 * MIB  # a sandbox's record file is rewritten past this
 JOURNAL_RESULTS_MAX = 2 * COMMANDS_KEPT_MAX  # or past so many results in it
 JOURNAL_KEPT_BYTES = 32 * MIB  # what is left of it then: the newest results
-RESULT_RECORDED_MAX_BYTES = 256 * KIB  # a larger result of a read is not recorded; a repeat of its key reads again
+RESULT_RECORDED_MAX_BYTES = (
+    256 * KIB
+)  # a larger result of a read is not recorded; a repeat of its key reads again
 LISTED_COMMANDS_MAX = 1000  # in one CommandList: those that run, then the newest of the rest
-PAGE_BYTES_MAX = 512 * KIB  # of one SandboxPage
-REPLY_BYTES_MAX = 1000 * 1000  # NATS carries 1 MiB
+REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 4 * KIB  # the rest is for what carries it
 ALIVE_STAMP_S = 0.5  # how often the edge notes on disk that it lives
 
 
@@ -47,7 +50,9 @@ class EdgeConfig(Struct, frozen=True, kw_only=True):
     memory_total_bytes: int
     """Memory of this node that sandboxes may be promised, before overcommit."""
     cpu_overcommit: float = 10.0
-    """Most sandboxes wait for their model most of the time: about 90% use at most 5% of what they asked for."""
+    """Most sandboxes wait for their model most of the time: about 90% use at most 5% of what they asked
+    for.
+    """
     memory_overcommit: float = 2.0
     sandboxes_max: int = 4096
     creates_at_once: int = CREATES_AT_ONCE

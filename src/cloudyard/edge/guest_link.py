@@ -1,7 +1,8 @@
 """The connection to one guest: greets it, sends frames, hands each frame that comes to its owner.
 
-Knows the frame format and sockets, and nothing of what the frames mean. It lives in the edge's `Poller`: no task, no buffer
-while idle. A link breaks once and for good; whoever owns it connects again with a new one.
+Knows the frame format and sockets, and nothing of what the frames mean. It lives in the edge's `Poller`:
+no task, no buffer while idle. A link breaks once and for good; whoever owns it connects again with a new
+one.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from cloudyard.edge.poller import WRITABLE, Poller
 from cloudyard.errors import SandboxUnavailable
 from cloudyard.wire.guest import PROTOCOL_VERSION, Decoder, Frame, FrameError, Kind, Tag, encode
 
-
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
@@ -42,12 +42,12 @@ class GuestLink:
         "_decoder",
         "_out",
         "_poller",
-        "receiver",
         "_sock",
         "_welcome",
         "_writing",
         "broken",
         "build",
+        "receiver",
     )
 
     def __init__(self, poller: Poller, sock: socket.socket, receiver: Receiver) -> None:
@@ -130,7 +130,7 @@ class GuestLink:
             self._break(f"the guest broke the protocol: {exc.message}")
             return
         except Exception:
-            _log.exception("A frame could not be dealt with; the link is given up and made anew.")
+            log.exception("A frame could not be dealt with; the link is given up and made anew.")
             self._break("a frame could not be dealt with")
             return
         self._corked = False

@@ -1,4 +1,5 @@
-"""The finished commands of one sandbox: their results and their output, and what is dropped when it gets too much.
+"""The finished commands of one sandbox: their results and their output, and what is dropped when it gets
+too much.
 
 Small output lies in the journal beside the result, larger output in the command's files. The oldest go first.
 """

@@ -1,7 +1,9 @@
-"""One sandbox's record as a whole: what its file says when it is loaded, and how the file is kept within its bound.
+"""One sandbox's record as a whole: what its file says when it is loaded, and how the file is kept within
+its bound.
 
-Where results lie in the file is kept in memory as places, never the results themselves: an idle sandbox with a long past
-costs little. A rewrite of the file moves the places; whoever holds one sees the new position.
+Where results lie in the file is kept in memory as places, never the results themselves: an idle sandbox
+with a long past costs little. A rewrite of the file moves the places; whoever holds one sees the new
+position.
 """
 
 from __future__ import annotations
@@ -183,7 +185,7 @@ class Journal:
         return self.file.read(place.offset, place.size)
 
     def _places(self) -> list[Place]:
-        return [known.place for known in (*self.keys.values(), *self.ended.values())]
+        return [known.place for known in self.keys.values()] + [known.place for known in self.ended.values()]
 
     def _front(self) -> list[AnyRecord]:
         records: list[AnyRecord] = [self.head]

@@ -1,7 +1,7 @@
 """The shell around `core.lifecycle`: carries out what it decides, and holds all sandboxes of the edge.
 
-Each event is decided, put on the sandbox's record and carried out here and nowhere else. Launches, tear-downs and reconnects
-are tasks of the edge's one task group; times to live are deadlines.
+Each event is decided, put on the sandbox's record and carried out here and nowhere else. Launches,
+tear-downs and reconnects are tasks of the edge's one task group; times to live are deadlines.
 """
 
 from __future__ import annotations
@@ -36,17 +36,24 @@ from cloudyard.edge.clock import Clock, Timers
 from cloudyard.edge.config import RECONNECT_S, STOP_S, EdgeConfig
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.journal import Journal
+from cloudyard.edge.operations import check
 from cloudyard.edge.poller import Poller
 from cloudyard.edge.probe import Probe
-from cloudyard.edge.records import Head, Moved, Placed
+from cloudyard.edge.records import AnyRecord, Head, Moved, Placed
 from cloudyard.edge.sandbox import Sandbox, describe, unavailable
-from cloudyard.errors import CloudyardError, Conflict, NotFound, SandboxUnavailable, Unsupported, YardUnavailable
-from cloudyard.model import Image, SandboxInfo, SandboxSpec
+from cloudyard.errors import (
+    CloudyardError,
+    Conflict,
+    NotFound,
+    SandboxUnavailable,
+    Unsupported,
+)
+from cloudyard.model import Image, KeepAlive, SandboxId, SandboxInfo, SandboxSpec
 
 RECONNECT_PAUSE_S = 0.05  # between two tries to connect to a guest that should live
 STOP_TRIES = 3
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Ended(NamedTuple):
@@ -86,7 +93,7 @@ class Yard:
         self._tasks = tasks
         self._launches = anyio.Semaphore(config.creates_at_once)
 
-    # --- what is asked -----------------------------------------------------------------------------------------------
+    # --- what is asked ----------------------------------------------------------------------------------
 
     def find(self, sandbox: str, project: str) -> Sandbox | Ended:
         """A sandbox of a project, living or remembered.
@@ -179,9 +186,11 @@ class Yard:
     @staticmethod
     def _check_same(owner: str, journal: Journal | None, project: str, spec: SandboxSpec) -> None:
         if owner != project or journal is None or journal.head.spec != spec:
-            raise Conflict("The sandbox id was used for another sandbox.", code="sandbox_exists", hint="Use a new id.")
+            raise Conflict(
+                "The sandbox id was used for another sandbox.", code="sandbox_exists", hint="Use a new id."
+            )
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------------
 
     def apply(self, sandbox: Sandbox, event: Event) -> None:
         """Decide what an event means, put it on record, and do it."""
@@ -191,7 +200,7 @@ class Yard:
             try:
                 sandbox.journal.append(Moved(transition(event, decision.life)))
             except CloudyardError as exc:  # what has happened has happened; a restart finds it out anew
-                _log.error("%s: %s", sandbox.id, exc)
+                log.error("%s: %s", sandbox.id, exc)
         for command in decision.commands:
             match command:
                 case Command.LAUNCH:
@@ -207,6 +216,18 @@ class Yard:
                     self._tasks.start_soon(self._tear_down, sandbox)
                 case Command.GIVE_BACK:
                     self._give_back(sandbox)
+
+    def keep_alive(self, sandbox: Sandbox, op: KeepAlive) -> None:
+        """Count as use, and change the times to live. Whether this or a deadline comes first decides it.
+
+        Raises:
+            InvalidRequest: a time is out of range.
+            SandboxUnavailable: it has ended.
+        """
+        check(op)
+        sandbox.check_running()
+        sandbox.keep_alive(op)
+        self.check_ttl(sandbox)
 
     def check_ttl(self, sandbox: Sandbox, *, cause: str = "ttl") -> None:
         """Stop a sandbox whose time has come, or look again when it may have."""
@@ -248,7 +269,7 @@ class Yard:
         try:
             sandbox.journal.close(self.clock.wall())
         except (CloudyardError, OSError) as exc:
-            _log.error("%s: its end could not be put on record: %s", sandbox.id, exc)
+            log.error("%s: its end could not be put on record: %s", sandbox.id, exc)
         self.remember(sandbox.journal, sandbox.life, sandbox.create_error)
         sandbox.gone.set()
 
@@ -261,7 +282,7 @@ class Yard:
         for name in expired({name: ended.at for name, ended in self.ended.items()}, now):
             self.ended.pop(name).path.unlink(missing_ok=True)
 
-    # --- what takes time ---------------------------------------------------------------------------------------------
+    # --- what takes time --------------------------------------------------------------------------------
 
     async def _launch(self, sandbox: Sandbox, image: Image) -> None:
         evidence = ""
@@ -277,12 +298,14 @@ class Yard:
             evidence = str(exc)
         except Exception as exc:
             trouble = uuid4().hex[:12]
-            _log.exception("Creating %s failed through a fault of ours (%s).", sandbox.id, trouble)
+            log.exception("Creating %s failed through a fault of ours (%s).", sandbox.id, trouble)
             sandbox.create_error = CloudyardError(
                 f"Creating {sandbox.id} failed through a fault of ours ({trouble}): {exc}.", code="internal"
             )
             evidence = repr(exc)
-        except BaseException:  # the edge is leaving: whoever asked will ask again, and finds nothing half-made
+        except (
+            BaseException
+        ):  # the edge is leaving: whoever asked will ask again, and finds nothing half-made
             with anyio.move_on_after(STOP_S, shield=True):
                 await self._stop_instance(sandbox)
             raise
@@ -297,10 +320,10 @@ class Yard:
 
     async def _raise_up(self, sandbox: Sandbox, image: Image) -> None:
         journal = sandbox.journal
-        first = [journal.head, *(Moved(step) for step in journal.transitions)]
+        first: list[AnyRecord] = [journal.head, *(Moved(step) for step in journal.transitions)]
         await anyio.to_thread.run_sync(journal.file.create, first)
         async with self._launches:
-            sandbox.instance = await sandbox.backend.create(sandbox.journal.head.sandbox, journal.head.spec, image)
+            sandbox.instance = await sandbox.backend.create(SandboxId(sandbox.id), journal.head.spec, image)
             journal.append(Placed(sandbox.instance.facts))
             probe = Probe(journal.head)
             link = GuestLink(self.poller, sandbox.instance.connect(), probe)
@@ -321,7 +344,7 @@ class Yard:
                     await self._stop_instance(sandbox)
                 break
             except (CloudyardError, OSError, TimeoutError):
-                _log.exception("%s: tearing it down failed, try %d of %d.", sandbox.id, attempt, STOP_TRIES)
+                log.exception("%s: tearing it down failed, try %d of %d.", sandbox.id, attempt, STOP_TRIES)
                 await anyio.sleep(attempt)
         else:
             return  # it keeps its promise and its record says what it is: the next start sweeps it
@@ -332,8 +355,8 @@ class Yard:
             await sandbox.instance.stop()
             sandbox.instance = None
 
-    async def reconnect(self, sandbox: Sandbox, why: str, stalled_s: float = 0.0) -> None:
-        """Connect to a guest that should live, or find that it does not.
+    async def reconnect(self, sandbox: Sandbox, why: str, stalled_s: float = 0.0) -> bool:
+        """Connect to a guest that should live, or find that it does not; gives whether it did.
 
         Args:
             sandbox: whose guest.
@@ -352,7 +375,7 @@ class Yard:
                     await sandbox.commands.resume(link, stalled_s=stalled_s)
                     if not link.broken:
                         sandbox.reconnecting = False
-                        return
+                        return True
                 except SandboxUnavailable as exc:
                     why = exc.message
                     if link is not None:
@@ -364,7 +387,4 @@ class Yard:
         if sandbox.life.state == "running":
             evidence = f"PID 1 has ended ({why})" if gone else f"no connection for {RECONNECT_S:g} s ({why})"
             self.apply(sandbox, GuestGone(cause="link", at=self.clock.wall(), evidence=evidence))
-
-    def draining(self) -> YardUnavailable:
-        """What a create is told while the edge is leaving."""
-        return YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining")
+        return False

@@ -1,7 +1,7 @@
 """What each operation does in a sandbox that runs, and what makes it a step.
 
-`perform` numbers it, answers a repeated key from the record, and records the result before it is answered. Bad requests are
-refused before they become a step.
+`perform` numbers it, answers a repeated key from the record, and records the result before it is
+answered. Bad requests are refused before they become a step.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import anyio
 from msgspec.structs import replace
 
 from cloudyard.edge.config import LISTED_COMMANDS_MAX
+from cloudyard.edge.history import History
+from cloudyard.edge.journal import Journal
 from cloudyard.edge.records import Ended
 from cloudyard.edge.sandbox import Sandbox
-from cloudyard.edge.steps import Step, digest_of
+from cloudyard.edge.steps import Step, StepBook, digest_of
 from cloudyard.errors import CloudyardError, InvalidRequest, YardUnavailable
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
@@ -50,10 +52,6 @@ from cloudyard.model import (
 from cloudyard.wire.guest import Kind, Tag, encode
 
 READS = (Wait, ReadOutput, ListCommands, ReadFile, ListDir, Stat)
-REPEATABLE = frozenset(
-    {"wait", "read_output", "list_commands", "read_file", "list_dir", "stat", "write_file", "send_stdin", "resize"}
-)
-"""Steps that may be done twice with the effect of once: a restart frees their keys instead of ending them as lost."""
 NO_STEP = (UploadChunk,)
 
 
@@ -63,19 +61,13 @@ def check(op: AnyOp) -> None:
     Raises:
         InvalidRequest, LimitExceeded: as the sentence says.
     """
-    match op:
-        case Exec() | Start():
-            check_command(op.command)
-        case ReadFile() | WriteFile() | UploadChunk() | UploadCommit() | ListDir() | Stat() | Remove() | MakeDir():
-            check_path(op.path)
-        case KeepAlive():
-            for ttl in (op.idle_ttl_s, op.max_ttl_s):
-                if isinstance(ttl, float | int) and not TTL_MIN_S <= ttl <= TTL_MAX_S:
-                    raise InvalidRequest(
-                        f"A time to live of {ttl} is out of range.",
-                        code="out_of_range",
-                        hint=f"Between {TTL_MIN_S:g} and {TTL_MAX_S:g} seconds.",
-                    )
+    if isinstance(op, Exec | Start):
+        check_command(op.command)
+    elif isinstance(op, KeepAlive):
+        _check_lives(op)
+    path = getattr(op, "path", None)
+    if path is not None:
+        check_path(path)
     data = getattr(op, "data", b"")
     if len(data) > CHUNK_BYTES_MAX:
         raise InvalidRequest(
@@ -88,16 +80,29 @@ def check(op: AnyOp) -> None:
             raise InvalidRequest(f"{name} is {getattr(op, name)}, below zero.", code="out_of_range")
     wait_s = getattr(op, "wait_s", 0.0)
     if not 0 <= wait_s <= TIMEOUT_MAX_S:
-        raise InvalidRequest(f"wait_s is {wait_s}.", code="out_of_range", hint=f"Between 0 and {TIMEOUT_MAX_S:g}.")
+        raise InvalidRequest(
+            f"wait_s is {wait_s}.", code="out_of_range", hint=f"Between 0 and {TIMEOUT_MAX_S:g}."
+        )
 
 
-async def perform(sandbox: Sandbox, op: AnyOp, *, key: str, at: float) -> AnyResult:
+def _check_lives(op: KeepAlive) -> None:
+    for ttl in (op.idle_ttl_s, op.max_ttl_s):
+        if isinstance(ttl, float | int) and not TTL_MIN_S <= ttl <= TTL_MAX_S:
+            raise InvalidRequest(
+                f"A time to live of {ttl} is out of range.",
+                code="out_of_range",
+                hint=f"Between {TTL_MIN_S:g} and {TTL_MAX_S:g} seconds.",
+            )
+
+
+async def perform(sandbox: Sandbox, op: AnyOp, *, key: str, cause: str, at: float) -> AnyResult:
     """Do an operation and record it.
 
     Args:
         sandbox: where.
         op: what.
         key: the step key; empty for none.
+        cause: the id of the request.
         at: the monotonic clock.
 
     Raises:
@@ -109,14 +114,16 @@ async def perform(sandbox: Sandbox, op: AnyOp, *, key: str, at: float) -> AnyRes
     if key:
         found = sandbox.steps.repeated(key, digest)
         if found is not None:
-            return await recall(sandbox, found)
+            if isinstance(found, Step):
+                return replace(await found.wait(), replayed=True)
+            return _recalled(sandbox.history, found)
     sandbox.check_running()
     if isinstance(op, NO_STEP):
         return await _perform_in(sandbox, op)
     reads = isinstance(op, READS)
     step = sandbox.steps.open(op, name=type_name(op), key=key, digest=digest, at=at, reads=reads)
     if isinstance(op, (Exec, Start)):
-        return await _run(sandbox, op, step)
+        return await _run(sandbox, op, step, cause)
     try:
         result = await _perform_in(sandbox, op)
     except CloudyardError as exc:
@@ -129,20 +136,20 @@ async def perform(sandbox: Sandbox, op: AnyOp, *, key: str, at: float) -> AnyRes
     return sandbox.steps.answer(step, result)
 
 
-async def recall(sandbox: Sandbox, found: Step | Ended | AnyResult) -> AnyResult:
-    """What a repeated key brings: the result of the step under way, or the recorded one."""
-    match found:
-        case Step():
-            result = await found.wait()
-        case Ended():
-            result = sandbox.history.result(found)
-        case _:
-            result = found
-    return as_replayed(result)
+def answer_from_record(journal: Journal, history: History, op: AnyOp, key: str) -> AnyResult | None:
+    """What a key brings in a sandbox that has ended; None when it is new.
+
+    Raises:
+        Conflict: the key was used for another operation.
+        CloudyardError: the error that is on record for it.
+    """
+    found = StepBook(journal).repeated(key, digest_of(op))
+    assert not isinstance(found, Step), "nothing is under way in a sandbox that has ended"
+    return None if found is None else _recalled(history, found)
 
 
-def as_replayed(result: AnyResult) -> AnyResult:
-    """A result that nothing ran for."""
+def _recalled(history: History, found: Ended | AnyResult) -> AnyResult:
+    result = history.result(found) if isinstance(found, Ended) else found
     return replace(result, replayed=True)
 
 
@@ -151,8 +158,8 @@ def type_name(op: AnyOp) -> str:
     return str(op.__struct_config__.tag)
 
 
-async def _run(sandbox: Sandbox, op: Exec | Start, step: Step) -> AnyResult:
-    command = sandbox.commands.begin(step, op.command, waits=isinstance(op, Exec))
+async def _run(sandbox: Sandbox, op: Exec | Start, step: Step, cause: str) -> AnyResult:
+    command = sandbox.commands.begin(step, op.command, cause=cause, waits=isinstance(op, Exec))
     try:
         await sandbox.commands.launch(command)
     except CloudyardError as exc:
@@ -181,9 +188,20 @@ async def _perform_in(sandbox: Sandbox, op: AnyOp) -> AnyResult:
             return CommandList(commands=running + sandbox.history.newest(LISTED_COMMANDS_MAX - len(running)))
         case GetSandbox() | KeepAlive() | StopSandbox() | Exec() | Start():
             raise AssertionError("done elsewhere")
-        case _:
+        case (
+            ReadFile()
+            | WriteFile()
+            | UploadChunk()
+            | UploadCommit()
+            | ListDir()
+            | Stat()
+            | Remove()
+            | MakeDir()
+        ):
+            result: AnyResult = Done()
             with anyio.CancelScope(shield=True):  # short, and its result has to be on record once it is done
-                return await _perform_on_files(sandbox, op)
+                result = await _perform_on_files(sandbox, op)
+            return result
 
 
 async def _perform_on_files(
@@ -245,7 +263,11 @@ async def _send_stdin(sandbox: Sandbox, op: SendStdin) -> Done:
         while stdin is not None and stdin.full and op.command_id in sandbox.commands.live:
             await stdin.wait_changed()
         sandbox.commands.feed(command, op.offset, op.data, eof=op.eof)
-        while stdin is not None and stdin.taken < end and not stdin.closed and op.command_id in sandbox.commands.live:
+        while (
+            stdin is not None
+            and stdin.taken < end
+            and not stdin.closed
+            and op.command_id in sandbox.commands.live
+        ):
             await stdin.wait_changed()
     return Done(taken=min(end, stdin.taken) if stdin is not None else 0)
-

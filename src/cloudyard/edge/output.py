@@ -1,9 +1,11 @@
-"""What a command wrote: kept up to a limit, counted past it, in memory while small and in an append-only file after that.
+"""What a command wrote: kept up to a limit, counted past it, in memory while small and in an append-only
+file after that.
 
-The guest keeps every byte until it is acknowledged, so a small stream is held here in memory, unacknowledged, until the
-command's result is on record; after a restart of ours the guest sends it again from the start. A stream that grows past
-SPILL_AT_BYTES moves to its file and is acknowledged as it is written; after a restart it goes on at the file's length. Either
-way each byte is kept once. Knows files and bytes, nothing of frames or commands.
+The guest keeps every byte until it is acknowledged, so a small stream is held here in memory,
+unacknowledged, until the command's result is on record; after a restart of ours the guest sends it again
+from the start. A stream that grows past SPILL_AT_BYTES moves to its file and is acknowledged as it is
+written; after a restart it goes on at the file's length. Either way each byte is kept once. Knows files
+and bytes, nothing of frames or commands.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ HASH_INLINE_BYTES = 1024 * 1024  # a longer stream is hashed in a thread
 
 
 class Stream:
-    """One stream of a command that runs. The file's name is the place; nothing is there until the stream spills."""
+    """One stream of a command that runs. The file's name is the place; nothing is there until the stream
+    spills.
+    """
 
     __slots__ = ("_changed", "_memory", "_path", "acknowledged", "error", "kept", "limit", "spilled", "total")
 
@@ -57,7 +61,9 @@ class Stream:
         return self.total
 
     def take(self, offset: int, data: bytes) -> bool:
-        """Take what the guest sent. Bytes that are here already are skipped. False when bytes before it are missing."""
+        """Take what the guest sent. Bytes that are here already are skipped. False when bytes before it
+        are missing.
+        """
         if offset > self.total:
             return False
         data = data[self.total - offset :]

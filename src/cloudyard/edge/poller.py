@@ -1,7 +1,8 @@
 """One wait for all sockets of an edge.
 
-An edge holds thousands of idle connections. A task for each would cost kilobytes and a wake-up through the event loop's
-own registry for each frame; here an idle connection costs one entry in an epoll set, and one task waits for the set.
+An edge holds thousands of idle connections. A task for each would cost kilobytes and a wake-up through
+the event loop's own registry for each frame; here an idle connection costs one entry in an epoll set, and
+one task waits for the set.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Probe:
         if self._problem:
             said = self._said.decode("utf-8", "replace").strip()
             raise SandboxUnavailable(
-                f"Image {self._head.spec.image!r} cannot be used: its probe {self._head.image.probe} {self._problem}."
+                f"Image {self._head.spec.image!r} cannot be used: its probe {self._head.image.probe} "
+                + f"{self._problem}."
                 + (f" It said: {said}" if said else ""),
                 code="image_unusable",
                 hint="Check that the image holds the probe, or name another one in the image's config.",
@@ -65,6 +66,8 @@ class Probe:
                 what, number, text = frame.text(Tag.WHAT), frame.number(Tag.ERRNO, 0), frame.text(Tag.TEXT)
                 why = judge_not_started(what, number, text, forks_refused=0)
                 self._end(f"could not be started ({why.error})")
+            case _:
+                pass  # that it has started, or has left no process
 
     def on_quiet(self) -> None:
         """Its output fits the guest's window; nothing is acknowledged."""

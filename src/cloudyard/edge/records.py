@@ -1,9 +1,9 @@
 """What an edge keeps of a sandbox on disk: the kinds of record, and a file that they are appended to.
 
-A file is a row of entries, each a length (u32), a CRC-32 (u32) and that many bytes of msgpack. A kill may cut the last entry
-anywhere; loading cuts the torn tail off. Records are arrays with a tag, so that new fields go at the end with a default. The
-page cache outlives any process, so appending is enough against a kill; only the first record, before which no kernel object
-exists, is forced to the disk.
+A file is a row of entries, each a length (u32), a CRC-32 (u32) and that many bytes of msgpack. A kill may
+cut the last entry anywhere; loading cuts the torn tail off. Records are arrays with a tag, so that new
+fields go at the end with a default. The page cache outlives any process, so appending is enough against a
+kill; only the first record, before which no kernel object exists, is forced to the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Record(Struct, frozen=True, array_like=True, tag=True):
     """One entry. The tag is the class's name and never changes."""
 
 
-class Head(Record, tag="Head"):
+class Head(Record, frozen=True, tag="Head"):
     """The first record: everything that was asked for."""
 
     sandbox: str
@@ -45,19 +45,19 @@ class Head(Record, tag="Head"):
     """The monotonic clock then."""
 
 
-class Placed(Record, tag="Placed"):
+class Placed(Record, frozen=True, tag="Placed"):
     """Its instance."""
 
     facts: InstanceFacts
 
 
-class Moved(Record, tag="Moved"):
+class Moved(Record, frozen=True, tag="Moved"):
     """A transition of its life."""
 
     transition: Transition
 
 
-class Gone(Record, tag="Gone"):
+class Gone(Record, frozen=True, tag="Gone"):
     """Nothing of it is left but this file."""
 
     at: float
@@ -65,26 +65,26 @@ class Gone(Record, tag="Gone"):
     steps: int = 0
 
 
-class Lives(Record, tag="Lives"):
+class Lives(Record, frozen=True, tag="Lives"):
     """Its times to live were changed."""
 
     idle_ttl_s: float | None
     max_ttl_s: float | None
 
 
-class Used(Record, tag="Used"):
+class Used(Record, frozen=True, tag="Used"):
     """It was in use at this moment of the monotonic clock."""
 
     at: float
 
 
-class Reserved(Record, tag="Reserved"):
+class Reserved(Record, frozen=True, tag="Reserved"):
     """Step numbers up to this one may have been given out."""
 
     number: int
 
 
-class Intent(Record, tag="Intent"):
+class Intent(Record, frozen=True, tag="Intent"):
     """A step is about to be done."""
 
     step: int
@@ -96,14 +96,14 @@ class Intent(Record, tag="Intent"):
     command: CommandSpec | None = None
 
 
-class Stalled(Record, tag="Stalled"):
+class Stalled(Record, frozen=True, tag="Stalled"):
     """All time so far in which a command could not run through no doing of its own."""
 
     command_id: int
     stalled_s: float
 
 
-class Answer(Record, tag="Answer"):
+class Answer(Record, frozen=True, tag="Answer"):
     """What a step gave: one of the two."""
 
     step: int
@@ -113,7 +113,7 @@ class Answer(Record, tag="Answer"):
     error: ErrorBody | None = None
 
 
-class Ended(Record, tag="Ended"):
+class Ended(Record, frozen=True, tag="Ended"):
     """A command has ended. `key` is that of the step, where the step waited for this."""
 
     command_id: int
@@ -163,7 +163,9 @@ def unpack(data: bytes) -> Iterator[Entry]:
 
 
 class RecordFile:
-    """One sandbox's file. Holds no descriptor: a node has thousands of these, and opening costs a few microseconds."""
+    """One sandbox's file. Holds no descriptor: a node has thousands of these, and opening costs a few
+    microseconds.
+    """
 
     __slots__ = ("_path", "size")
 

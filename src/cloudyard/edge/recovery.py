@@ -1,7 +1,7 @@
 """What an edge does before it serves: takes up what lives, settles what was under way, removes the rest.
 
-This is the only clean-up that counts: whatever killed the edge before, after it the node holds what the records say and
-nothing else. Decisions are in `core.reconcile`; NATS is not needed for any of it.
+This is the only clean-up that counts: whatever killed the edge before, after it the node holds what the
+records say and nothing else. Decisions are in `core.reconcile`; NATS is not needed for any of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from cloudyard.core.reconcile import Fate, OpenStep, Settlement, settle, triage
 from cloudyard.edge.backends.base import Instance
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.life import Yard
-from cloudyard.edge.operations import REPEATABLE
 from cloudyard.edge.records import Answer, Intent
 from cloudyard.edge.sandbox import Sandbox
 from cloudyard.errors import CloudyardError
+from cloudyard.wire.messages import REPEATABLE
 
 CONNECTS_AT_ONCE = 64
+DONE_TWICE_AS_ONCE = REPEATABLE | {
+    "write_file"
+}  # a restart frees the key of such a step: a repeat does it anew
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 async def recover(yard: Yard, *, stalled_s: float) -> None:
@@ -42,12 +45,12 @@ async def recover(yard: Yard, *, stalled_s: float) -> None:
             case Fate.REMEMBER:
                 yard.remember(journal, journal.life)
             case Fate.FORGET:
-                _log.info("%s was being created when the edge ended; it is removed.", name)
+                log.info("%s was being created when the edge ended; it is removed.", name)
                 journal.file.path.unlink(missing_ok=True)
             case Fate.ADOPT:
                 backend = yard.backends.get(journal.head.spec.backend)
                 if backend is None:
-                    _log.error("%s has the backend %r, which is not here.", name, journal.head.spec.backend)
+                    log.error("%s has the backend %r, which is not here.", name, journal.head.spec.backend)
                     continue
                 assert journal.facts is not None, "triage adopts only what was placed"
                 sandbox = yard.hold(journal, backend)
@@ -61,7 +64,7 @@ async def recover(yard: Yard, *, stalled_s: float) -> None:
     for backend in yard.backends.values():
         kept = {instance.facts.slot for sandbox, instance in alive if sandbox.backend is backend}
         for sentence in await backend.sweep(kept):
-            _log.info("Removed: %s", sentence)
+            log.info("Removed: %s", sentence)
     for sandbox in missing:
         _take_up_steps(sandbox)
         yard.apply(sandbox, Missing(cause="restart", at=yard.clock.wall()))
@@ -81,10 +84,10 @@ def _load_all(yard: Yard) -> list[Journal]:
         try:
             journal = Journal.peek(path) or Journal.load(path)
         except OSError as exc:
-            _log.error("The record %s cannot be read: %s.", path, exc.strerror)
+            log.error("The record %s cannot be read: %s.", path, exc.strerror)
             continue
         if journal is None:
-            _log.info("The record %s has not even a first entry; it is removed.", path)
+            log.info("The record %s has not even a first entry; it is removed.", path)
             path.unlink()
         else:
             journals.append(journal)
@@ -94,9 +97,8 @@ def _load_all(yard: Yard) -> list[Journal]:
 async def _adopt(yard: Yard, sandbox: Sandbox, stalled_s: float, places: anyio.CapacityLimiter) -> None:
     async with places:
         _take_up_steps(sandbox)
-        if sandbox.life.state == "running":
-            await yard.reconnect(sandbox, "the edge was restarted", stalled_s)
-        if sandbox.life.state != "failed" or not sandbox.journal.transitions[-1].event == "GuestGone":
+        connects = sandbox.life.state == "running"
+        if not connects or await yard.reconnect(sandbox, "the edge was restarted", stalled_s):
             yard.apply(sandbox, Adopted(cause="restart", at=yard.clock.wall()))
 
 
@@ -104,7 +106,7 @@ def _take_up_steps(sandbox: Sandbox) -> None:
     """Hold every step that was under way, or end it. What became of commands is asked of the guest."""
     intents = dict(sandbox.journal.intents)
     steps = [
-        OpenStep(step, command=intent.command is not None, repeatable=intent.op in REPEATABLE)
+        OpenStep(step, command=intent.command is not None, repeatable=intent.op in DONE_TWICE_AS_ONCE)
         for step, intent in intents.items()
     ]
     fates = settle(steps, frozenset(step for step, intent in intents.items() if intent.command is not None))
@@ -112,7 +114,7 @@ def _take_up_steps(sandbox: Sandbox) -> None:
         try:
             _take_up(sandbox, intents[number], fate)
         except CloudyardError as exc:
-            _log.error("%s: step %d could not be settled: %s", sandbox.id, number, exc)
+            log.error("%s: step %d could not be settled: %s", sandbox.id, number, exc)
 
 
 def _take_up(sandbox: Sandbox, intent: Intent, fate: Settlement) -> None:
@@ -125,8 +127,8 @@ def _take_up(sandbox: Sandbox, intent: Intent, fate: Settlement) -> None:
             sandbox.steps.fail(
                 sandbox.steps.resume(intent),
                 CloudyardError(
-                    f"The edge was restarted while step {intent.step} ({intent.op}) was under way in {sandbox.id}; "
-                    "whether it was done is not known.",
+                    f"The edge was restarted while step {intent.step} ({intent.op}) was under way in "
+                    f"{sandbox.id}; whether it was done is not known.",
                     code="step_lost",
                     hint="Look whether it was done; a repeat needs a new key.",
                 ),

@@ -1,7 +1,8 @@
-"""One sandbox as the edge holds it: its life, its record, its link, its commands, and when it was last of use.
+"""One sandbox as the edge holds it: its life, its record, its link, its commands, and when it was last of
+use.
 
-Holds the parts together and answers what is asked of the whole. What happens to it is decided in `core.lifecycle` and done
-in `life`; what is done in it is in `operations`.
+Holds the parts together and answers what is asked of the whole. What happens to it is decided in
+`core.lifecycle` and done in `life`; what is done in it is in `operations`.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Sandbox:
         self._requests = 0
         self.last_used = journal.used_at
 
-    # --- use and times to live ---------------------------------------------------------------------------------------
+    # --- use and times to live --------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -113,7 +114,9 @@ class Sandbox:
             self.touch()
 
     def touch(self) -> None:
-        """It is of use now. Noted on disk now and then, so that a restart neither shortens nor prolongs its life."""
+        """It is of use now. Noted on disk now and then, so that a restart neither shortens nor prolongs
+        its life.
+        """
         now = self._clock.monotonic()
         self.last_used = now
         idle_ttl_s = self.journal.lives.idle_ttl_s
@@ -145,7 +148,12 @@ class Sandbox:
             self.journal.append(Lives(idle, longest))
         self.journal.append(Used(self.last_used))
 
-    # --- what it is --------------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------------
+
+    @property
+    def tearing_down(self) -> bool:
+        """Its end is under way."""
+        return self.life.state in ("stopping", "failed") and not self.gone.is_set()
 
     def check_running(self) -> Instance:
         """Its instance.

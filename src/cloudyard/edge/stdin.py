@@ -1,6 +1,7 @@
 """A command's stdin on its way to the guest: bytes at offsets, never more than the guest's window ahead.
 
-Offsets count all bytes of the command's stdin, those that came with the command too. Knows frames, not sockets.
+Offsets count all bytes of the command's stdin, those that came with the command too. Knows frames, not
+sockets.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from cloudyard.wire.guest import OUTPUT_DATA_MAX, STDIN_WINDOW, Kind, Tag, encod
 
 
 class Stdin:
-    """What the command's pipe has not taken yet, sent or not, so that a broken connection loses nothing of it."""
+    """What the command's pipe has not taken yet, sent or not, so that a broken connection loses nothing
+    of it.
+    """
 
     __slots__ = ("_changed", "_command", "_eof", "_eof_sent", "_pending", "_sent", "closed", "taken")
 

@@ -1,7 +1,8 @@
 """The steps of one sandbox: their numbers, their keys, and what a repeated key brings.
 
-A step's intent is on record before it is done and its result before it is answered. A key that comes again joins the step
-under way or brings back the recorded result; a key that comes again with another operation is refused.
+A step's intent is on record before it is done and its result before it is answered. A key that comes
+again joins the step under way or brings back the recorded result; a key that comes again with another
+operation is refused.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ ARGV_SHOWN_CHARS = 256  # of a command's argv in a CommandInfo
 
 
 def exec_frame(command_id: int, spec: CommandSpec, head: Head) -> bytes:
-    """The frame that starts a command in a sandbox: the image's settings, under the sandbox's, under the command's."""
+    """The frame that starts a command in a sandbox: the image's settings, under the sandbox's, under the
+    command's.
+    """
     env = {**head.image.env, **head.spec.env, **spec.env}
     cwd = spec.cwd or head.spec.cwd or head.image.cwd
     user = spec.user or head.spec.user or head.image.user

@@ -1,4 +1,6 @@
-"""Whose doing an end is that is no plain success. Pure: what was seen goes in, the fault and its evidence come out."""
+"""Whose doing an end is that is no plain success. Pure: what was seen goes in, the fault and its evidence
+come out.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def judge(end: Ending) -> Verdict:
         evidence += f"; the memory cgroup's oom_kill counter grew by {end.oom_kills} since the last failure"
     if end.forks_refused > 0:
         evidence += f"; the process limit refused {end.forks_refused} forks since the last failure"
-    return Verdict(Fault(label="policy", reason="exit" if end.signal is None else "signal", evidence=evidence))
+    return Verdict(
+        Fault(label="policy", reason="exit" if end.signal is None else "signal", evidence=evidence)
+    )
 
 
 class NotStarted(NamedTuple):
