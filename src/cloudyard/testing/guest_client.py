@@ -1,8 +1,8 @@
 """The real guest, as a plain process or as PID 1 under bubblewrap, and a blocking client for its frames.
 
 For contract tests of the guest and for trying things by hand. The client keeps what every command has told,
-acknowledges output at once unless told not to, and fails when a bound of seconds is passed. It knows the wire and
-nothing of edges or backends.
+acknowledges output at once unless told not to, and fails when a bound of seconds is passed. It knows the wire
+and nothing of edges or backends.
 """
 
 from __future__ import annotations
