@@ -33,6 +33,7 @@ from cloudyard.core.doctor import Bound, Finding
 from cloudyard.errors import Conflict, NotFound, Unsupported
 from cloudyard.model import GIB
 
+REMOVED_SHOWN = 20  # lines of what `down` had to remove by force
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -101,7 +102,11 @@ def run_down(args: Namespace) -> int:
         return 0
     with _progress(quiet=False) as say:
         removed = anyio.run(partial(yard.lower_yard, config, say=say, purge=args.purge))
-    print(f"The yard in {config.state} is down; {len(removed)} things of its sandboxes were removed.")
+    print(f"The yard in {config.state} is down.")
+    for sentence in removed[:REMOVED_SHOWN]:
+        print(f"  {sentence}")
+    if len(removed) > REMOVED_SHOWN:
+        print(f"  and {len(removed) - REMOVED_SHOWN} more")
     if args.purge:
         print("Its state, images and logs are removed.")
     return 0
