@@ -11,7 +11,16 @@ import msgspec
 from msgspec import Raw, Struct
 
 from cloudyard.errors import CloudyardError, InvalidRequest, error_from_wire
-from cloudyard.model import AnyOp, AnyResult, ErrorBody, Heartbeat, ImageConfig, SandboxInfo, SandboxSpec
+from cloudyard.model import (
+    AnyOp,
+    AnyResult,
+    CreateRequest,
+    ErrorBody,
+    Heartbeat,
+    ImageConfig,
+    SandboxInfo,
+    SandboxSpec,
+)
 
 MUX_PATH = "/v1/mux"
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024  # one message over NATS; streams and files go in far smaller pieces
@@ -76,11 +85,19 @@ class MuxReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorBody | None = None
 
 
+class MuxCreate(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Make a sandbox, as `POST /v1/sandboxes` does. Its answer is a MuxReply with a SandboxInfo."""
+
+    id: int
+    request: CreateRequest
+
+
 class MuxFrame(Struct, frozen=True, omit_defaults=True):
-    """What a client sends in one WebSocket message: a request or a cancel."""
+    """What a client sends in one WebSocket message: a request, a cancel or a create."""
 
     request: MuxRequest | None = None
     cancel: int = 0
+    create: MuxCreate | None = None
 
 
 # --- gateway -> edge, over NATS -----------------------------------------------------------------------------
