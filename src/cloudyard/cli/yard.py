@@ -19,7 +19,9 @@ from rich.table import Table
 
 from cloudyard.assemble import children, supervisor, yard
 from cloudyard.assemble.config import (
+    CPU_OVERCOMMIT,
     HOST_DEFAULT,
+    MEMORY_OVERCOMMIT,
     PORT_DEFAULT,
     RUN_DEFAULT,
     STATE_DEFAULT,
@@ -51,6 +53,20 @@ def add_up_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--host", default=HOST_DEFAULT, help=f"where the gateway listens ({HOST_DEFAULT})")
     parser.add_argument("--port", type=int, default=PORT_DEFAULT, help=f"its port ({PORT_DEFAULT})")
+    parser.add_argument(
+        "--cpu-overcommit",
+        type=float,
+        default=CPU_OVERCOMMIT,
+        metavar="X",
+        help=f"cores promised to sandboxes for each there is ({CPU_OVERCOMMIT:g})",
+    )
+    parser.add_argument(
+        "--memory-overcommit",
+        type=float,
+        default=MEMORY_OVERCOMMIT,
+        metavar="X",
+        help=f"memory promised to sandboxes for each byte there is ({MEMORY_OVERCOMMIT:g})",
+    )
     parser.add_argument(
         "--foreground", action="store_true", help="stay, and end the yard's processes on Ctrl-C"
     )
