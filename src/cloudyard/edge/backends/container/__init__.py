@@ -137,7 +137,8 @@ class ContainerBackend:
         with ExitStack() as closing:
             await self._open(closing)
             async with create_task_group() as watching:
-                watching.start_soon(self._watcher.run)
+                needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when we are cancelled
+                watching.start_soon(self._watch, needed)
                 try:
                     async with create_task_group() as filling:
                         filling.start_soon(self._pool.run)
@@ -145,7 +146,11 @@ class ContainerBackend:
                         filling.cancel_scope.cancel()
                 finally:
                     await self._empty_pool()
-                watching.cancel_scope.cancel()
+                    needed.cancel()
+
+    async def _watch(self, needed: CancelScope) -> None:
+        with needed:
+            await self._watcher.run()
 
     async def _open(self, closing: ExitStack) -> None:
         """Take everything that lasts as long as the backend."""
