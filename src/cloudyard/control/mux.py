@@ -20,7 +20,7 @@ from msgspec import Raw
 from cloudyard.control.http_errors import encode_error
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import ACTIONS, Grant, action_of, allow
-from cloudyard.errors import CloudyardError, LimitExceeded
+from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded
 from cloudyard.model import check_key
 from cloudyard.wire.messages import (
     MUX_IN_FLIGHT_MAX,
@@ -44,6 +44,20 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
+class _Numbered(msgspec.Struct):
+    id: int = 0
+
+
+class _Envelope(msgspec.Struct):
+    """What can be read of a frame whose content is wrong."""
+
+    request: _Numbered | None = None
+    create: _Numbered | None = None
+
+
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+
 class Mux:
     """The ASGI application behind MUX_PATH."""
 
@@ -54,7 +68,6 @@ class Mux:
         await receive()  # websocket.connect
         try:
             grant = await self._yard.tokens.grant(_header(scope, b"authorization"))
-            allow(grant, "sandbox.use")
         except CloudyardError as error:
             await refuse(scope, send, error)
             return
@@ -81,11 +94,13 @@ class _Session:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return
+            data = message.get("bytes") or b""
             try:
-                frame = mux_frame_decoder.decode(message.get("bytes") or b"")
+                frame = mux_frame_decoder.decode(data)
             except msgspec.MsgspecError as exc:
-                await self._close(f"A frame cannot be read: {exc}.")
-                return
+                if not await self._refuse_frame(data, exc):
+                    return
+                continue
             if frame.cancel:
                 self._cancel(frame.cancel)
                 continue
@@ -100,6 +115,25 @@ class _Session:
                 await self._close(f"Request id {number} is under way already.")
                 return
             await self._start(number, call, work)
+
+    async def _refuse_frame(self, data: bytes, reason: msgspec.MsgspecError) -> bool:
+        """Answer a frame of the wrong shape, if it says which request it is; else close the socket and give
+        False.
+        """
+        number = 0
+        try:
+            envelope = _envelope_decoder.decode(data)
+            number = max(part.id for part in (envelope.request, envelope.create) if part is not None)
+        except (msgspec.MsgspecError, ValueError):
+            pass
+        if not number or number in self._under_way:
+            await self._close(f"A frame cannot be read: {reason}.")
+            return False
+        error = InvalidRequest(
+            f"The request cannot be read: {reason}.", code="bad_request", hint="See /schema."
+        )
+        await self._reply(MuxReply(id=number, error=error_body(error)))
+        return True
 
     def _call(self, request: MuxRequest) -> CallOp:
         return CallOp(

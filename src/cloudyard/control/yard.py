@@ -48,8 +48,7 @@ class Yard:
     async def create(self, grant: Grant, request: CreateRequest) -> SandboxInfo:
         """Make a sandbox, or give the one that the request's key made. Raises as `Creates.create` does."""
         allow(grant, "sandbox.create")
-        if not self._watcher.alive():
-            await self._watcher.settled()
+        await self._watcher.first()
         result = result_decoder.decode(
             await self._creates.create(grant.project, request.spec, key=request.key, cause=self.new_cause())
         )
