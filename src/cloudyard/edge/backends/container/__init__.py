@@ -144,7 +144,7 @@ class ContainerBackend:
         with ExitStack() as closing:
             await self._open(closing)
             async with create_task_group() as watching:
-                needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when we are cancelled
+                needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled
                 watching.start_soon(self._watch, needed)
                 try:
                     async with create_task_group() as filling:
