@@ -138,15 +138,15 @@ class ContainerBackend:
         _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(SLOTS_MAX, pids // PIDS_PER_SANDBOX, descriptors // DESCRIPTORS_PER_SANDBOX)
 
-    # --------------------------------------------------------------------------------------------------------
-    # --------- Its own life
+    # Its own life
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
         with ExitStack() as closing:
             await self._open(closing)
             async with create_task_group() as self._behind:
-                self._behind.start_soon(self._watcher.run)
+                needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled
+                self._behind.start_soon(self._watch, needed)
                 try:
                     async with create_task_group() as filling:
                         filling.start_soon(self._pool.run)
@@ -154,7 +154,12 @@ class ContainerBackend:
                         filling.cancel_scope.cancel()
                 finally:
                     await self._empty_pool()
+                    needed.cancel()
                 self._behind.cancel_scope.cancel()
+
+    async def _watch(self, needed: CancelScope) -> None:
+        with needed:
+            await self._watcher.run()
 
     async def _open(self, closing: ExitStack) -> None:
         """Take everything that lasts as long as the backend."""
@@ -203,8 +208,7 @@ class ContainerBackend:
                 await self._take_down(launcher)
                 launcher.close()
 
-    # --------------------------------------------------------------------------------------------------------
-    # --------- One sandbox
+    # One sandbox
 
     def _site(self, slot: int) -> Site:
         return Site(slot, self._options, self._cgroups)
