@@ -102,7 +102,7 @@ async def _measure(
     args: Namespace, plan: Plan, floor: BubblewrapFloor | None, client_file: Path | None, console: Console
 ) -> list[Metric]:
     columns = (TextColumn("{task.description:<28}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("connecting", total=1.0)
         shown = ""
 

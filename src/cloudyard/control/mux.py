@@ -20,11 +20,10 @@ from msgspec import Raw
 from cloudyard.control.http_errors import encode_error
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import ACTIONS, Grant, action_of, allow
-from cloudyard.errors import CloudyardError, LimitExceeded
-from cloudyard.model import check_key, edge_of
+from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded
+from cloudyard.model import check_key
 from cloudyard.wire.messages import (
     MUX_IN_FLIGHT_MAX,
-    CallCancel,
     CallOp,
     MuxCreate,
     MuxReply,
@@ -38,12 +37,25 @@ from cloudyard.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-CANCEL_S = 5.0  # to tell an edge that nobody waits any more
 CLOSE_BAD_FRAME = 1007  # WebSocket close code: the data is not what the protocol says
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class _Numbered(msgspec.Struct):
+    id: int = 0
+
+
+class _Envelope(msgspec.Struct):
+    """What can be read of a frame whose content is wrong."""
+
+    request: _Numbered | None = None
+    create: _Numbered | None = None
+
+
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 class Mux:
@@ -56,7 +68,6 @@ class Mux:
         await receive()  # websocket.connect
         try:
             grant = await self._yard.tokens.grant(_header(scope, b"authorization"))
-            allow(grant, "sandbox.use")
         except CloudyardError as error:
             await refuse(scope, send, error)
             return
@@ -83,11 +94,13 @@ class _Session:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return
+            data = message.get("bytes") or b""
             try:
-                frame = mux_frame_decoder.decode(message.get("bytes") or b"")
+                frame = mux_frame_decoder.decode(data)
             except msgspec.MsgspecError as exc:
-                await self._close(f"A frame cannot be read: {exc}.")
-                return
+                if not await self._refuse_frame(data, exc):
+                    return
+                continue
             if frame.cancel:
                 self._cancel(frame.cancel)
                 continue
@@ -102,6 +115,25 @@ class _Session:
                 await self._close(f"Request id {number} is under way already.")
                 return
             await self._start(number, call, work)
+
+    async def _refuse_frame(self, data: bytes, reason: msgspec.MsgspecError) -> bool:
+        """Answer a frame of the wrong shape, if it says which request it is; else close the socket and give
+        False.
+        """
+        number = 0
+        try:
+            envelope = _envelope_decoder.decode(data)
+            number = max(part.id for part in (envelope.request, envelope.create) if part is not None)
+        except (msgspec.MsgspecError, ValueError):
+            pass
+        if not number or number in self._under_way:
+            await self._close(f"A frame cannot be read: {reason}.")
+            return False
+        error = InvalidRequest(
+            f"The request cannot be read: {reason}.", code="bad_request", hint="See /schema."
+        )
+        await self._reply(MuxReply(id=number, error=error_body(error)))
+        return True
 
     def _call(self, request: MuxRequest) -> CallOp:
         return CallOp(
@@ -153,17 +185,7 @@ class _Session:
         if scope is not None:
             scope.cancel()
         if call is not None:
-            self._tasks.start_soon(self._tell_edge, call)
-
-    async def _tell_edge(self, call: CallOp) -> None:
-        # Shielded: a client that cancels and leaves at once still gets its command killed.
-        with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_S):
-            try:
-                await self._yard.edges.call(
-                    edge_of(call.sandbox), CallCancel(project=call.project, cause=call.cause)
-                )
-            except CloudyardError as error:
-                log.info("a cancel did not reach its edge: %s", error)
+            self._tasks.start_soon(self._yard.edges.cancel, call)
 
     async def _reply(self, reply: MuxReply) -> None:
         try:

@@ -1,8 +1,7 @@
 """What the bare machine needs for the same: a bubblewrap that runs `true`, and a subprocess that does.
 
-The first runs in a helper process with a mount namespace of its own, in which an overlay root is mounted
-once: what it mounts ends with it. Run as a program, this file is that helper: it answers each line with the
-seconds of one run.
+The first is timed by a helper process (`bwrap_helper`) in a mount namespace of its own: what it mounts ends
+with it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from cloudyard.errors import Unsupported
+
 TRUE = "/bin/true"
 FLOOR_WAIT_S = 30.0
-_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup")
+_HELPER = Path(__file__).with_name("bwrap_helper.py")
 
 
 def subprocess_s() -> float:
@@ -32,7 +33,7 @@ class BubblewrapFloor:
 
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="cloudyard-floor-")
-        command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", __name__]
+        command = ["unshare", "--mount", "--propagation", "private", sys.executable, str(_HELPER)]
         self._helper = subprocess.Popen(
             [*command, self._directory.name],
             stdin=subprocess.PIPE,
@@ -57,28 +58,22 @@ class BubblewrapFloor:
         self._directory.cleanup()
 
     def seconds(self) -> float:
-        """Seconds of one run, from before its start to after its end."""
+        """Seconds of one run, from before its start to after its end.
+
+        Raises:
+            Unsupported: it cannot run here.
+        """
         assert self._helper.stdin is not None
         assert self._helper.stdout is not None
-        self._helper.stdin.write("run\n")
-        return float(self._helper.stdout.readline())
-
-
-def _serve(directory: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "none", str(directory)], check=True, timeout=FLOOR_WAIT_S)
-    for name in ("upper", "work", "root"):
-        (directory / name).mkdir()
-    options = f"lowerdir=/,upperdir={directory}/upper,workdir={directory}/work"
-    root = directory / "root"
-    overlay = ["mount", "-t", "overlay", "-o", options, "none", str(root)]
-    subprocess.run(overlay, check=True, timeout=FLOOR_WAIT_S)
-    command = ["bwrap", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for _ in sys.stdin:
-        started = time.perf_counter()
-        # Without a timeout: with one, subprocess polls for the end in growing steps.
-        subprocess.run([*command, *_NAMESPACES, TRUE], stdin=subprocess.DEVNULL, check=True)
-        print(time.perf_counter() - started, flush=True)
-
-
-if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+        try:
+            self._helper.stdin.write("run\n")
+            answer = self._helper.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise Unsupported(
+                "bubblewrap over an overlay of this machine's root does not run here.",
+                code="no_floor",
+                hint="What it said is above; cloudyard doctor says what this machine lacks.",
+            )
+        return float(answer)
