@@ -130,7 +130,12 @@ async def test_a_guest_that_refuses_is_unreachable_and_says_why(poller: Poller):
 
 
 @pytest.mark.parametrize(
-    "data", [b"\xff" * 16, encode(Kind.PONG), b"\x05\x00\x00\x00\x40\x00\x00\x00" + bytes(8) + b"\x01\x00\x09\x00\x00"]
+    "data",
+    [
+        b"\xff" * 16,
+        encode(Kind.PONG),
+        b"\x05\x00\x00\x00\x40\x00\x00\x00" + bytes(8) + b"\x01\x00\x09\x00\x00",
+    ],
 )
 async def test_a_peer_that_is_no_guest_is_refused(poller: Poller, data: bytes):
     ours, theirs = fake_peer()
