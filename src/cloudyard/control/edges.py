@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Raw
 
 from cloudyard.control.watcher import Watcher
-from cloudyard.errors import YardUnavailable, error_from_wire
+from cloudyard.errors import YardUnavailable
 from cloudyard.fabric import Fabric
 from cloudyard.model import EdgeId, edge_of
 from cloudyard.wire.messages import (
@@ -14,6 +14,7 @@ from cloudyard.wire.messages import (
     CallOp,
     call_subject,
     encode,
+    error_of,
     op_tag,
     reply_decoder,
 )
@@ -36,10 +37,7 @@ class Edges:
         self._watcher.check(edge)
         reply = reply_decoder.decode(await self._fabric.request(call_subject(edge), encode(call)))
         if reply.error is not None:
-            error = reply.error
-            raise error_from_wire(
-                error.kind, error.message, code=error.code, hint=error.hint, retry_safe=error.retry_safe
-            )
+            raise error_of(reply.error)
         return reply.result
 
     async def op(self, call: CallOp) -> Raw:
