@@ -21,10 +21,9 @@ from cloudyard.control.http_errors import encode_error
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import ACTIONS, Grant, action_of, allow
 from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded
-from cloudyard.model import check_key, edge_of
+from cloudyard.model import check_key
 from cloudyard.wire.messages import (
     MUX_IN_FLIGHT_MAX,
-    CallCancel,
     CallOp,
     MuxCreate,
     MuxReply,
@@ -38,7 +37,6 @@ from cloudyard.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-CANCEL_S = 5.0  # to tell an edge that nobody waits any more
 CLOSE_BAD_FRAME = 1007  # WebSocket close code: the data is not what the protocol says
 
 Scope = MutableMapping[str, Any]
@@ -187,17 +185,7 @@ class _Session:
         if scope is not None:
             scope.cancel()
         if call is not None:
-            self._tasks.start_soon(self._tell_edge, call)
-
-    async def _tell_edge(self, call: CallOp) -> None:
-        # Shielded: a client that cancels and leaves at once still gets its command killed.
-        with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_S):
-            try:
-                await self._yard.edges.call(
-                    edge_of(call.sandbox), CallCancel(project=call.project, cause=call.cause)
-                )
-            except CloudyardError as error:
-                log.info("a cancel did not reach its edge: %s", error)
+            self._tasks.start_soon(self._yard.edges.cancel, call)
 
     async def _reply(self, reply: MuxReply) -> None:
         try:

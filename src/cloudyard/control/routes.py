@@ -116,6 +116,15 @@ async def do_op(
     return await yard.op(request.auth, sandbox, data, key=step_key)
 
 
+@post(
+    "/sandboxes/{sandbox:str}/cancel",
+    status_code=204,
+    summary="Kill the command that the call with this Step-Key waits for",
+)
+async def cancel_call(yard: TheYard, request: Call, sandbox: SandboxPath, step_key: StepKey) -> None:
+    await yard.cancel(request.auth, sandbox, key=step_key)
+
+
 @post("/sandboxes/{sandbox:str}/exec", status_code=200, summary="Run a command and wait for it")
 async def exec_command(
     yard: TheYard, request: Call, sandbox: SandboxPath, data: JSONBody[CommandSpec], step_key: StepKey = ""
@@ -266,6 +275,7 @@ def router() -> Router:
             stop_sandbox,
             keep_alive,
             do_op,
+            cancel_call,
             exec_command,
             start_command,
             list_commands,

@@ -165,10 +165,10 @@ class Commands:
                 ),
             )
 
-    def cancel(self, cause: str) -> bool:
-        """Kill the command that the request of this id waits for, if there is one."""
+    def cancel(self, cause: str, *, key: str = "") -> bool:
+        """Kill the command that the request of this id, or of this step key, waits for, if there is one."""
         for command in self.live.values():
-            if command.waits and command.cause == cause:
+            if command.waits and (command.cause == cause or (key and command.step.key == key)):
                 self.kill(command, "its request was cancelled")
                 return True
         return False

@@ -241,8 +241,8 @@ class Edge:
                 return raw(self._list(call))
             case CallCancel():
                 for sandbox in self.yard.sandboxes.values():
-                    if sandbox.project == call.project and sandbox.commands.cancel(call.cause):
-                        break
+                    if sandbox.project == call.project and call.sandbox in ("", sandbox.id):
+                        sandbox.commands.cancel(call.cause, key=call.key if call.sandbox else "")
                 return None
 
     async def _operate(self, call: CallOp) -> AnyResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from cloudyard.errors import CloudyardError, YardUnavailable
-from cloudyard.model import AnyOp, AnyResult, CreateRequest, SandboxInfo
+from cloudyard.model import AnyOp, AnyResult, CreateRequest, Exec, SandboxInfo
 from cloudyard.sdk.config import Config
 from cloudyard.sdk.transport import (
     ANSWER_GRACE_S,
@@ -33,6 +33,7 @@ CONNECT_WITHIN_S = 5.0
 POOL_CONNECTIONS = 8  # of one pool: httpx looks at each of them for every request
 POOLS_MAX, POOLS_KEPT = 128, 8  # those beyond POOLS_KEPT go when they are idle
 STEP_KEY_HEADER = "Step-Key"
+CANCEL_WITHIN_S = 5.0
 # A long command has no time limit of its own: the kernel's keep-alive notices a peer that is gone.
 _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -91,9 +92,18 @@ class HttpTransport:
         headers = {"Content-Type": "application/json"}
         if key:
             headers[STEP_KEY_HEADER] = key
-        content = await self._send(
-            "POST", f"/v1/sandboxes/{sandbox}/ops", within_s=within_s, content=_encode(op), headers=headers
-        )
+        path = f"/v1/sandboxes/{sandbox}"
+        try:
+            content = await self._send(
+                "POST", f"{path}/ops", within_s=within_s, content=_encode(op), headers=headers
+            )
+        except anyio.get_cancelled_exc_class():
+            if isinstance(op, Exec):  # a connection that breaks kills nothing: it may be only the network
+                with anyio.CancelScope(shield=True), suppress(CloudyardError):
+                    await self._send(
+                        "POST", f"{path}/cancel", within_s=CANCEL_WITHIN_S, headers={STEP_KEY_HEADER: key}
+                    )
+            raise
         return _decoded(_result, content)
 
     async def create(self, request: CreateRequest) -> SandboxInfo:

@@ -128,9 +128,12 @@ class CallOp(EdgeCall, tag="op", frozen=True):
 
 
 class CallCancel(EdgeCall, tag="cancel", frozen=True):
-    """Nobody waits any more for the call that had this `cause`: kill the command that it runs. Has an empty
-    answer.
+    """Nobody waits any more for the call that had this `cause`, or this step key: kill the command that it
+    runs. The key holds also where the call was sent again since. Has an empty answer.
     """
+
+    sandbox: str = ""
+    key: str = ""
 
 
 class CallList(EdgeCall, tag="list", frozen=True):
