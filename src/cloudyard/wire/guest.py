@@ -1,8 +1,9 @@
 """Frames between an edge and the guest of one sandbox.
 
-The text is `docs/guest-protocol.md`; `tests/golden/frames` holds the same truth as bytes, and both this file and
-`guest/frames.c` are tested against it. A frame is a 16-byte header (body size u32, kind u16, flags u16, command u64,
-little-endian) and a body of fields, each a tag (u16), a length (u32) and that many bytes. Numbers are u64 in 8 bytes.
+The text is `docs/guest-protocol.md`; `tests/golden/frames` holds the same truth as bytes, and both this file
+and `guest/frames.c` are tested against it. A frame is a 16-byte header (body size u32, kind u16, flags u16,
+command u64, little-endian) and a body of fields, each a tag (u16), a length (u32) and that many bytes.
+Numbers are u64 in 8 bytes.
 """
 
 from __future__ import annotations
