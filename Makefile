@@ -11,12 +11,6 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 TEST_ARGS ?=
 
-CC := gcc
-CFLAGS := -std=c11 -O2 -g -fstack-protector-strong -D_FORTIFY_SOURCE=2 -Wall -Wextra -Wshadow -Wconversion \
-	-Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wvla -Wwrite-strings
-GUEST_SOURCES := $(filter-out guest/launch.c,$(wildcard guest/*.c))
-GUEST_HEADERS := $(wildcard guest/*.h)
-
 # Live tests that cannot run are failures where they should be able to.
 export CLOUDYARD_MUST_WORK ?= $(if $(filter 0,$(shell id -u)),1,0)
 
@@ -33,7 +27,7 @@ check: setup
 	@$(PYTHON) -m ruff format --check --quiet .
 	@$(PYTHON) -m mypy
 	@.venv/bin/lint-imports --no-logo
-	@$(MAKE) -s CFLAGS="$(CFLAGS) -Werror" BIN=build/check guest
+	@$(MAKE) -s -C guest BUILD=$(CURDIR)/$(BIN) all check
 	@echo "All checks passed."
 
 bench: setup
@@ -45,12 +39,5 @@ setup:
 purge:
 	@scripts/purge
 
-guest: $(BIN)/cloudyard-guest $(BIN)/cloudyard-launch
-
-$(BIN)/cloudyard-guest: $(GUEST_SOURCES) $(GUEST_HEADERS) Makefile
-	@mkdir -p $(BIN)
-	$(CC) $(CFLAGS) -static -o $@ $(GUEST_SOURCES)
-
-$(BIN)/cloudyard-launch: guest/launch.c $(GUEST_HEADERS) Makefile
-	@mkdir -p $(BIN)
-	$(CC) $(CFLAGS) -static -o $@ guest/launch.c
+guest:
+	@$(MAKE) -s -C guest BUILD=$(CURDIR)/$(BIN)

@@ -31,6 +31,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -49,6 +50,7 @@ enum {
 #define LAYERS_MAX 32        /* as many as the template has places for, /lower/0 and up */
 #define ARGS_MAX 256         /* arguments of bubblewrap */
 #define CGROUPS_MAX 16
+#define FILES_SOFT 1024u         /* open files that a program has unless it asks for more, as on most systems */
 
 struct report {
     int32_t error;
@@ -109,6 +111,19 @@ static void write_file(const char *path, const char *text)
     if (write(fd, text, strlen(text)) != (ssize_t)strlen(text))
         give_up("write", path);
     close(fd);
+}
+
+/* An edge needs many open files, and no sandbox has use for its core dumps; what is inside may raise both. */
+static void set_soft_limits(void)
+{
+    struct rlimit files, core;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) || getrlimit(RLIMIT_CORE, &core))
+        give_up("read", "resource limits");
+    files.rlim_cur = files.rlim_max < FILES_SOFT ? files.rlim_max : FILES_SOFT;
+    core.rlim_cur = 0;
+    if (setrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_CORE, &core))
+        give_up("set", "resource limits");
 }
 
 static unsigned long number(const char *text, unsigned long max)
@@ -273,6 +288,7 @@ int main(int argc, char **argv)
     uid_t base = (uid_t)number(argv[1], UINT32_MAX);
     unsigned cgroups = (unsigned)number(argv[2], CGROUPS_MAX);
     umask(022);
+    set_soft_limits();
     setsid(); /* a Ctrl-C for the edge is none for its sandboxes */
     if (syscall(SYS_close_range, FD_CGROUPS + cgroups, ~0u, 0u) && errno != ENOSYS)
         give_up("close", "descriptors");

@@ -11,8 +11,9 @@ CloudyardError
 ├── SandboxUnavailable  the sandbox is gone or never became usable; never the command's own failure
 └── YardUnavailable     a part of the yard is starting, stopping or unreachable
 
-Each has a `code` (stable, for programs), a sentence that says what was attempted, on what and why it failed, a `hint` that
-says what to do, and `retry_safe`: whether the same call may be sent again as it is. This file knows nothing of Cloudyard.
+Each has a `code` (stable, for programs), a sentence that says what was attempted, on what and why it failed,
+a `hint` that says what to do, and `retry_safe`: whether the same call may be sent again as it is. This file
+knows nothing of Cloudyard.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ class CloudyardError(Exception):
     """The root of the tree. Raised itself only for a fault of ours that has no better name.
 
     Args:
-        message: one sentence: what was attempted, on what, and the reason that was given.
-        code: stable snake_case name of this very failure, such as `image_not_found`; the class's own if left out.
-        hint: one sentence: what the reader can do about it.
-        retry_safe: whether sending the same call again is harmless and may help.
+        message: one sentence: what was attempted, on what, and the reason that was given. code: stable
+            snake_case name of this very failure, such as `image_not_found`; the class's own if left out.
+            hint: one sentence: what the reader can do about it. retry_safe: whether sending the same call
+            again is harmless and may help.
     """
 
     kind: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retry_default: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, code: str = "", hint: str = "", retry_safe: bool | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str = "", hint: str = "", retry_safe: bool | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or self.kind

@@ -1,8 +1,9 @@
 """The nouns of Cloudyard: what a user asks for, what a step is, what comes back.
 
-Frozen msgspec structs and the limits that hold for them. Structs that users send forbid unknown fields and name them; what
-our own parts send each other skips them, so that a newer part can talk to an older one. Schemas only grow: a new field has
-a default, a type never changes, a field is never reordered (`tests/golden/messages` fails on change).
+Frozen msgspec structs and the limits that hold for them. Structs that users send forbid unknown fields and
+name them; what our own parts send each other skips them, so that a newer part can talk to an older one.
+Schemas only grow: a new field has a default, a type never changes, a field is never reordered
+(`tests/golden/messages` fails on change).
 
 This file does no I/O, reads no clock and knows no server.
 """
@@ -53,7 +54,16 @@ FileKind = Literal["file", "directory", "symlink", "other"]
 SANDBOX_ID = re.compile(r"sb-(?P<edge>[a-z0-9]{1,16})-(?P<unique>[a-z0-9]{12})\Z")
 _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?i?B?)\s*\Z", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
-_UNITS |= {"k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB}
+_UNITS |= {
+    "k": KIB,
+    "m": MIB,
+    "g": GIB,
+    "t": 1024 * GIB,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 1024 * GIB,
+}
 _UNITS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 
@@ -70,7 +80,9 @@ def parse_size(value: int | str, *, what: str) -> int:
     unit = match["unit"].lower() if match else None
     if match is None or unit not in _UNITS:
         raise InvalidRequest(
-            f"{what} is {value!r}, which is not a size.", code="bad_size", hint='Write it like "512MiB" or "2GiB".'
+            f"{what} is {value!r}, which is not a size.",
+            code="bad_size",
+            hint='Write it like "512MiB" or "2GiB".',
         )
     return int(float(match["number"]) * _UNITS[unit])
 
@@ -84,12 +96,14 @@ def edge_of(sandbox: str) -> EdgeId:
     match = SANDBOX_ID.match(sandbox)
     if match is None:
         raise InvalidRequest(
-            f"{sandbox!r} is not a sandbox id.", code="bad_sandbox_id", hint="Ids look like sb-e1-0a1b2c3d4e5f."
+            f"{sandbox!r} is not a sandbox id.",
+            code="bad_sandbox_id",
+            hint="Ids look like sb-e1-0a1b2c3d4e5f.",
         )
     return EdgeId(match["edge"])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------
 # What a user asks for
 
 
@@ -147,10 +161,11 @@ class CommandSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     pty: Pty | None = None
     timeout_s: float | None = None
     output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES
-    """Bytes kept of each stream. What comes past it is counted and dropped, and the command never waits for it."""
+    """Bytes kept of each stream. What comes past it is counted and dropped, and the command never waits for
+    it."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------
 # Operations on a sandbox. Each one that reaches an edge is a step there.
 
 
@@ -180,8 +195,8 @@ class Wait(Op, tag="wait", frozen=True):
 class ReadOutput(Op, tag="read_output", frozen=True):
     """The next bytes of a stream from `offset` on. Waits up to `wait_s` for the first. Gives OutputChunk.
 
-    This is a stream whose receiver holds the credit: it asks for numbered pieces and may have STREAM_WINDOW requests under
-    way. A piece that is lost is asked for again; none can go missing unseen.
+    This is a stream whose receiver holds the credit: it asks for numbered pieces and may have STREAM_WINDOW
+    requests under way. A piece that is lost is asked for again; none can go missing unseen.
     """
 
     command_id: int
@@ -192,10 +207,11 @@ class ReadOutput(Op, tag="read_output", frozen=True):
 
 
 class SendStdin(Op, tag="send_stdin", frozen=True):
-    """Bytes for a command's stdin, at `offset` of all bytes sent so far; `eof` closes it after them. Gives Done.
+    """Bytes for a command's stdin, at `offset` of all bytes sent so far; `eof` closes it after them. Gives
+    Done.
 
-    Bytes below the offset that was already taken are dropped, so a repeat does no harm. Returns when the command's pipe has
-    taken them, or after `wait_s` with `taken` saying how far it came.
+    Bytes below the offset that was already taken are dropped, so a repeat does no harm. Returns when the
+    command's pipe has taken them, or after `wait_s` with `taken` saying how far it came.
     """
 
     command_id: int
@@ -232,7 +248,8 @@ class ReadFile(Op, tag="read_file", frozen=True):
 
 
 class WriteFile(Op, tag="write_file", frozen=True):
-    """Write a whole small file (at most CHUNK_BYTES_MAX), replacing what is there in one move. Gives FileInfo."""
+    """Write a whole small file (at most CHUNK_BYTES_MAX), replacing what is there in one move. Gives
+    FileInfo."""
 
     path: str
     data: bytes = b""
@@ -299,8 +316,8 @@ class GetSandbox(Op, tag="get_sandbox", frozen=True):
 class KeepAlive(Op, tag="keep_alive", frozen=True):
     """Count as use, and change its times to live where given. Gives SandboxInfo."""
 
-    idle_ttl_s: float | None | UnsetType = UNSET
-    max_ttl_s: float | None | UnsetType = UNSET
+    idle_ttl_s: float | UnsetType | None = UNSET
+    max_ttl_s: float | UnsetType | None = UNSET
 
 
 class StopSandbox(Op, tag="stop_sandbox", frozen=True):
@@ -329,7 +346,7 @@ AnyOp = (
     | StopSandbox
 )
 
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------
 # What comes back
 
 FaultLabel = Literal["policy", "infra"]
@@ -338,7 +355,8 @@ FaultLabel = Literal["policy", "infra"]
 class Fault(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose doing a result is that is not a plain success, and how we know.
 
-    `policy`: the agent's own doing (an exit code, a limit it hit, a timeout). `infra`: ours; only this may be retried.
+    `policy`: the agent's own doing (an exit code, a limit it hit, a timeout). `infra`: ours; only this may be
+    retried.
     """
 
     label: FaultLabel
@@ -358,7 +376,8 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="r
 
 
 class ExecResult(Result, tag="exec", frozen=True):
-    """How a command ended. Exactly one of exit_code and signal is set, unless it never started or its end is unknown."""
+    """How a command ended. Exactly one of exit_code and signal is set, unless it never started or its end is
+    unknown."""
 
     command_id: int
     exit_code: int | None = None
@@ -378,7 +397,8 @@ class ExecResult(Result, tag="exec", frozen=True):
     duration_s: float = 0.0
     """From the command's start to the end of its first process."""
     stalled_s: float = 0.0
-    """Time in which it could not run through no doing of its own (frozen, or our restart): not counted to timeout_s."""
+    """Time in which it could not run through no doing of its own (frozen, or our restart): not counted to
+    timeout_s."""
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     """Largest resident size of any one waited-for process of the command, as the kernel's rusage tells."""
@@ -408,7 +428,8 @@ class CommandList(Result, tag="commands", frozen=True):
 
 
 class OutputChunk(Result, tag="output", frozen=True):
-    """A piece of a stream. `eof` says that the stream ends with it; then `total` and `sha256` (of all kept bytes) are set."""
+    """A piece of a stream. `eof` says that the stream ends with it; then `total` and `sha256` (of all kept
+    bytes) are set."""
 
     data: bytes = b""
     offset: int = 0
@@ -436,7 +457,8 @@ class FileInfo(Result, tag="file", frozen=True):
 
 
 class FileChunk(Result, tag="file_chunk", frozen=True):
-    """A piece of a file. `size` and `mtime_ns` are the file's own at that moment: a reader checks that they did not move."""
+    """A piece of a file. `size` and `mtime_ns` are the file's own at that moment: a reader checks that they
+    did not move."""
 
     data: bytes
     offset: int
@@ -483,7 +505,7 @@ AnyResult = (
     | SandboxInfo
 )
 
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------
 # Images
 
 
@@ -503,7 +525,8 @@ class ImageConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Image(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An image: layers from the lowest up, by content, and a config. `layers` are names of EROFS files in the depot."""
+    """An image: layers from the lowest up, by content, and a config. `layers` are names of EROFS files in the
+    depot."""
 
     name: str
     layers: list[str]
@@ -512,7 +535,7 @@ class Image(Struct, frozen=True, kw_only=True, omit_defaults=True):
     size_bytes: int = 0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------
 # Between our own parts
 
 
@@ -540,7 +563,8 @@ class EdgeLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An edge's word that it lives, sent every HEARTBEAT_S and at once after its start. `boot` changes with every start."""
+    """An edge's word that it lives, sent every HEARTBEAT_S and at once after its start. `boot` changes with
+    every start."""
 
     edge: str
     boot: str
@@ -576,11 +600,13 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
         )
     if not re.match(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62})\Z", spec.hostname):
         raise InvalidRequest(f"hostname is {spec.hostname!r}, which is no host name.", code="bad_hostname")
-    if len(spec.labels) > LABELS_MAX or any(len(k) + len(v) > LABEL_BYTES_MAX for k, v in spec.labels.items()):
+    if len(spec.labels) > LABELS_MAX or any(
+        len(k) + len(v) > LABEL_BYTES_MAX for k, v in spec.labels.items()
+    ):
         raise InvalidRequest(
             f"labels hold {len(spec.labels)} entries.",
             code="bad_labels",
-            hint=f"At most {LABELS_MAX} labels of {LABEL_BYTES_MAX} characters each, name and value together.",
+            hint=f"At most {LABELS_MAX} labels of {LABEL_BYTES_MAX} characters, name and value together.",
         )
     check_env(spec.env)
     return replace(spec, memory=memory)
@@ -590,12 +616,14 @@ def check_command(command: CommandSpec) -> None:
     """Check a command's own bounds.
 
     Raises:
-        InvalidRequest: neither or both of argv and shell, a NUL byte, a bad name in env, a number out of range.
-        LimitExceeded: argv or shell, env and stdin together are over COMMAND_BYTES_MAX.
+        InvalidRequest: neither or both of argv and shell, a NUL byte, a bad name in env, a number out of
+            range. LimitExceeded: argv or shell, env and stdin together are over COMMAND_BYTES_MAX.
     """
     if bool(command.argv) == bool(command.shell):
         raise InvalidRequest(
-            "A command needs either argv or shell, and not both." if command.argv else "The command is empty.",
+            "A command needs either argv or shell, and not both."
+            if command.argv
+            else "The command is empty.",
             code="bad_command",
             hint='Pass one string to run through /bin/sh, or a list such as ["ls", "-l"].',
         )
@@ -603,7 +631,9 @@ def check_command(command: CommandSpec) -> None:
         raise InvalidRequest("The command holds a NUL byte, which no argument can carry.", code="bad_command")
     if command.timeout_s is not None and not 0 < command.timeout_s <= TIMEOUT_MAX_S:
         raise InvalidRequest(
-            f"timeout_s is {command.timeout_s}.", code="bad_timeout", hint=f"Between 0 and {TIMEOUT_MAX_S:.0f} seconds."
+            f"timeout_s is {command.timeout_s}.",
+            code="bad_timeout",
+            hint=f"Between 0 and {TIMEOUT_MAX_S:.0f} seconds.",
         )
     _in_range("output_limit_bytes", command.output_limit_bytes, 0, OUTPUT_LIMIT_MAX_BYTES, "bytes")
     check_env(command.env)
@@ -625,7 +655,9 @@ def check_env(env: dict[str, str]) -> None:
     """
     for name, value in env.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise InvalidRequest(f"env has the entry {name!r}, which no environment can carry.", code="bad_env")
+            raise InvalidRequest(
+                f"env has the entry {name!r}, which no environment can carry.", code="bad_env"
+            )
 
 
 def check_path(path: str) -> None:
@@ -636,7 +668,9 @@ def check_path(path: str) -> None:
     """
     if not path.startswith("/") or "\0" in path or len(path.encode()) > PATH_BYTES_MAX:
         raise InvalidRequest(
-            f"path is {path[:200]!r}.", code="bad_path", hint=f"Paths are absolute and at most {PATH_BYTES_MAX} bytes."
+            f"path is {path[:200]!r}.",
+            code="bad_path",
+            hint=f"Paths are absolute and at most {PATH_BYTES_MAX} bytes.",
         )
 
 
@@ -648,13 +682,16 @@ def check_key(key: str) -> None:
     """
     if len(key.encode()) > KEY_BYTES_MAX or any(ord(char) < 32 for char in key):
         raise InvalidRequest(
-            f"The key {key[:80]!r} cannot be used.", code="bad_key", hint=f"Printable, at most {KEY_BYTES_MAX} bytes."
+            f"The key {key[:80]!r} cannot be used.",
+            code="bad_key",
+            hint=f"Printable, at most {KEY_BYTES_MAX} bytes.",
         )
 
 
 def _in_range(name: str, value: float, low: float, high: float, unit: str) -> None:
     if not low <= value <= high:  # NaN fails both comparisons and is refused too
         raise InvalidRequest(
-            f"{name} is {value}, out of range.", code="out_of_range", hint=f"Between {low:g} and {high:g} {unit}."
+            f"{name} is {value}, out of range.",
+            code="out_of_range",
+            hint=f"Between {low:g} and {high:g} {unit}.",
         )
-

@@ -212,6 +212,17 @@ async def test_a_key_is_claimed_once_changed_by_revision_and_kept_over_a_restart
         await bucket.create("p.key", b"reborn")
 
 
+async def test_what_is_raised_inside_comes_out_as_it_is_and_a_cancellation_passes(server: NatsServer) -> None:
+    with anyio.fail_after(BOUND_S):
+        with pytest.raises(KeyError):
+            async with edge(server):
+                raise KeyError("inside")
+        with anyio.move_on_after(0.05) as scope:
+            async with edge(server):
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+
+
 async def test_values_expire(control: Fabric) -> None:
     bucket = control.bucket("short", ttl_s=0.5)
     with anyio.fail_after(BOUND_S):
@@ -239,10 +250,11 @@ async def test_a_message_that_is_too_large_is_refused_both_ways(server: NatsServ
 async def test_errors_of_a_handler_and_too_many_requests_come_back_as_errors(
     server: NatsServer, control: Fabric
 ) -> None:
-    release = anyio.Event()
+    waiting, release = anyio.Event(), anyio.Event()
 
     async def handler(data: bytes) -> bytes:
         if data == b"wait":
+            waiting.set()
             await release.wait()
             return data
         raise Conflict("It exists.", code="exists", hint="Take another.") if data else KeyError("bug")
@@ -265,7 +277,7 @@ async def test_errors_of_a_handler_and_too_many_requests_come_back_as_errors(
             assert codes == ["exists", "bug"]
             async with anyio.create_task_group() as asking:
                 asking.start_soon(ask)
-                await anyio.wait_all_tasks_blocked()
+                await waiting.wait()
                 busy = reply_decoder.decode(await control.request(call_subject("e1"), b"wait"))
                 assert busy.error is not None
                 assert (busy.error.code, busy.error.retry_safe) == ("edge_busy", True)

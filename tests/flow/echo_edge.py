@@ -165,7 +165,9 @@ class EchoEdge:
             return self.keys[call.key]
         info = self.sandboxes.get(call.sandbox)
         if info is None:
-            raise NotFound(f"There is no sandbox {call.sandbox}.", code="sandbox_not_found")
+            raise NotFound(
+                f"There is no sandbox {call.sandbox}.", code="sandbox_not_found", hint="List those there are."
+            )
         if info.project != call.project:
             raise Forbidden("It is another project's.", code="not_yours")
         op = decode_op(call.op)

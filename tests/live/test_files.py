@@ -409,7 +409,7 @@ def test_each_refusal_of_the_kernel_has_its_error(number: int) -> None:
 MOUNTS = """
 set -e
 mount --make-rprivate /
-mount --bind $0 $0
+mount -t overlay -o lowerdir=$0,upperdir=$2/upper,workdir=$2/work none $0
 mount -t proc none $0/proc
 mount -t tmpfs -o size=1m,mode=755 none $0/small
 mount --bind $1/secret $0/etc/bound
@@ -420,14 +420,18 @@ cat
 
 
 @pytest.fixture
-def mounted(root: Path, outside: Path) -> Iterator[RootFiles]:
-    """A root with mounts in a mount namespace of its own, as a sandbox's is."""
+def mounted(root: Path, outside: Path, tmp_path: Path) -> Iterator[RootFiles]:
+    """An overlay root with mounts in a mount namespace of its own, as a sandbox's is."""
     for directory in ("proc", "small", "sealed", "d/proc"):
         (root / directory).mkdir(parents=True)
+    (root / "lower/deep/er").mkdir(parents=True)
+    (root / "lower/deep/file").write_bytes(b"of the image")
     (root / "etc/bound").write_bytes(b"under the mount")
+    for directory in ("disk/upper", "disk/work"):
+        (tmp_path / directory).mkdir(parents=True)
     os.chown(outside / "secret", BASE, BASE)
     with subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", MOUNTS, str(root), str(outside)],
+        ["unshare", "--mount", "sh", "-c", MOUNTS, str(root), str(outside), str(tmp_path / "disk")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as holder:
@@ -475,6 +479,17 @@ async def test_a_file_that_is_a_mount_point_is_written_in_place(mounted: RootFil
     await mounted.upload_commit("u", "/etc/bound", size=len(data), sha256=digest, mode=None, parents=False)
     assert (outside / "secret").read_bytes() == data
     assert (outside / "secret").stat().st_ino == inode
+
+
+async def test_a_tree_of_the_image_and_of_the_sandbox_is_removed_whole(
+    mounted: RootFiles, root: Path
+) -> None:
+    await write(mounted, "/lower/deep/er/new", b"of the sandbox")
+    await mounted.remove("/lower/deep/file", recursive=False, missing_ok=False)
+    await mounted.remove("/lower", recursive=True, missing_ok=False)
+    with pytest.raises(NotFound):
+        await mounted.stat("/lower", follow=False)
+    assert (root / "lower/deep/file").read_bytes() == b"of the image"
 
 
 async def test_an_upload_to_another_disk_is_copied(mounted: RootFiles) -> None:

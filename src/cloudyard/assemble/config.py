@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ RUN_DEFAULT = Path("/run/cloudyard")
 HOST_DEFAULT = "127.0.0.1"
 PORT_DEFAULT = 8470
 EDGE_DEFAULT = "e1"
-SLUG_MAX = 24  # characters of the state directory's path that a yard's name keeps
+CPU_OVERCOMMIT = 100.0  # a sandbox waits for its model most of the time
+MEMORY_OVERCOMMIT = 4.0  # and uses a small part of what it may
 SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
 RUN_PATH_MAX = (
     SOCKET_PATH_MAX - 47
@@ -43,15 +43,10 @@ class YardConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An external NATS; ours is started if empty."""
     nats_port: int = 0
     """Where ours listens, on loopback."""
-
-    @property
-    def name(self) -> str:
-        """A word that names this yard among others on the machine: in cgroups, and wherever else the host
-        shows it."""
-        if Path(self.state) == STATE_DEFAULT:
-            return "main"
-        slug = re.sub(r"[^a-z0-9]+", "-", self.state.lower()).strip("-")[-SLUG_MAX:].strip("-")
-        return f"{slug}-{hashlib.sha256(self.state.encode()).hexdigest()[:4]}"
+    cpu_overcommit: float = CPU_OVERCOMMIT
+    """Cores promised to sandboxes, for each that there is."""
+    memory_overcommit: float = MEMORY_OVERCOMMIT
+    """Bytes of memory promised to sandboxes, for each that there is."""
 
     @property
     def url(self) -> str:
@@ -62,6 +57,16 @@ class YardConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def paths(self) -> YardPaths:
         return YardPaths(state=Path(self.state), run=Path(self.run), depot=Path(self.depot))
+
+
+class ClientFile(Struct, frozen=True, kw_only=True):
+    """What STATE/client.json tells a client on this machine."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"ClientFile(url={self.url!r}, token=<secret>)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +125,15 @@ class YardPaths:
 
 
 def make_config(
-    *, state: Path, run: Path | None, depot: Path | None, host: str, port: int, nats_url: str = ""
+    *,
+    state: Path,
+    run: Path | None,
+    depot: Path | None,
+    host: str = HOST_DEFAULT,
+    port: int = PORT_DEFAULT,
+    nats_url: str = "",
+    cpu_overcommit: float = CPU_OVERCOMMIT,
+    memory_overcommit: float = MEMORY_OVERCOMMIT,
 ) -> YardConfig:
     """A configuration from what `up` was told, with the rest filled in.
 
@@ -149,6 +162,8 @@ def make_config(
         host=host,
         port=port,
         nats_url=nats_url,
+        cpu_overcommit=cpu_overcommit,
+        memory_overcommit=memory_overcommit,
     )
 
 

@@ -59,7 +59,7 @@ def _build(depot: Depot, args: Namespace) -> None:
     started = time.monotonic()
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
 
         def progress(done: float, doing: str) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+
+import anyio
 from msgspec import Raw
 
 from cloudyard.control.watcher import Watcher
-from cloudyard.errors import YardUnavailable, error_from_wire
+from cloudyard.errors import CloudyardError, YardUnavailable, error_from_wire
 from cloudyard.fabric import Fabric
 from cloudyard.model import EdgeId, edge_of
 from cloudyard.wire.messages import (
     REPEATABLE,
     AnyCall,
+    CallCancel,
     CallOp,
     call_subject,
     encode,
     op_tag,
     reply_decoder,
 )
+
+log = logging.getLogger(__name__)
+
+CANCEL_S = 5.0  # to tell an edge that nobody waits any more
 
 
 class Edges:
@@ -41,6 +49,17 @@ class Edges:
                 error.kind, error.message, code=error.code, hint=error.hint, retry_safe=error.retry_safe
             )
         return reply.result
+
+    async def cancel(self, call: CallOp) -> None:
+        """Tell the edge that nobody waits for this call any more. Bounded, and finished also when cancelled:
+        a client that gives up and leaves at once still gets its command killed.
+        """
+        cancel = CallCancel(project=call.project, cause=call.cause, sandbox=call.sandbox, key=call.key)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_S):
+            try:
+                await self.call(edge_of(call.sandbox), cancel)
+            except CloudyardError as error:
+                log.info("a cancel did not reach its edge: %s", error)
 
     async def op(self, call: CallOp) -> Raw:
         """Do an operation on the edge that its sandbox's id names.

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import msgspec
 from litestar import Router, delete, get, post, put
-from litestar.params import Parameter
+from litestar.params import FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 
 from cloudyard.control.results import only
-from cloudyard.control.routes import Call, StepKey
+from cloudyard.control.routes import Call, SandboxPath, StepKey, TheYard
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import Grant
 from cloudyard.errors import Conflict
@@ -34,7 +34,7 @@ from cloudyard.model import (
     WriteFile,
 )
 
-FilePath = Annotated[str, Parameter(query="path", description="Absolute path inside the sandbox.")]
+FilePath = Annotated[str, QueryParameter(name="path", description="Absolute path inside the sandbox.")]
 
 
 class MakeDirRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class MakeDirRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @get("/files", media_type="application/octet-stream", summary="Download a file of any size")
-async def download(yard: Yard, request: Call, sandbox: str, file_path: FilePath) -> Stream:
+async def download(yard: TheYard, request: Call, sandbox: SandboxPath, file_path: FilePath) -> Stream:
     grant = request.auth
     first = await _read(yard, grant, sandbox, file_path, 0)
     return Stream(
@@ -59,16 +59,17 @@ async def download(yard: Yard, request: Call, sandbox: str, file_path: FilePath)
 
 @put("/files", status_code=200, request_max_body_size=None, summary="Write a file of any size in one move")
 async def upload(
-    yard: Yard,
+    yard: TheYard,
     request: Call,
-    sandbox: str,
+    sandbox: SandboxPath,
     file_path: FilePath,
     mode: Annotated[
-        str | None, Parameter(description="Permission bits in octal, such as 644.", pattern="^[0-7]{1,4}$")
+        str | None,
+        QueryParameter(description="Permission bits in octal, such as 644.", pattern="^[0-7]{1,4}$"),
     ] = None,
     step_key: StepKey = "",
     *,
-    parents: bool = True,
+    parents: FromQuery[bool] = True,
 ) -> FileInfo:
     bits = None if mode is None else int(mode, 8)
     pieces = _pieces(request.stream())
@@ -89,19 +90,19 @@ async def upload(
 
 @get("/files/stat", summary="What is at a path")
 async def stat(
-    yard: Yard, request: Call, sandbox: str, file_path: FilePath, *, follow: bool = True
+    yard: TheYard, request: Call, sandbox: SandboxPath, file_path: FilePath, *, follow: FromQuery[bool] = True
 ) -> FileInfo:
     return only(FileInfo, await yard.op(request.auth, sandbox, Stat(path=file_path, follow=follow)))
 
 
 @get("/files/list", summary="Entries of a directory, by name")
-async def list_dir(yard: Yard, request: Call, sandbox: str, file_path: FilePath) -> DirListing:
+async def list_dir(yard: TheYard, request: Call, sandbox: SandboxPath, file_path: FilePath) -> DirListing:
     return only(DirListing, await yard.op(request.auth, sandbox, ListDir(path=file_path)))
 
 
 @post("/files/mkdir", status_code=200, summary="Make a directory")
 async def make_dir(
-    yard: Yard, request: Call, sandbox: str, data: MakeDirRequest, step_key: StepKey = ""
+    yard: TheYard, request: Call, sandbox: SandboxPath, data: JSONBody[MakeDirRequest], step_key: StepKey = ""
 ) -> FileInfo:
     op = MakeDir(path=data.path, mode=data.mode, parents=data.parents, exist_ok=data.exist_ok)
     return only(FileInfo, await yard.op(request.auth, sandbox, op, key=step_key))
@@ -109,14 +110,14 @@ async def make_dir(
 
 @delete("/files", status_code=200, summary="Remove a file, a link or a directory")
 async def remove(
-    yard: Yard,
+    yard: TheYard,
     request: Call,
-    sandbox: str,
+    sandbox: SandboxPath,
     file_path: FilePath,
     step_key: StepKey = "",
     *,
-    recursive: bool = False,
-    missing_ok: bool = False,
+    recursive: FromQuery[bool] = False,
+    missing_ok: FromQuery[bool] = False,
 ) -> Done:
     op = Remove(path=file_path, recursive=recursive, missing_ok=missing_ok)
     return only(Done, await yard.op(request.auth, sandbox, op, key=step_key))

@@ -57,7 +57,7 @@ def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Resp
             ours = InvalidRequest(
                 f"{where} is not possible.",
                 code="method_not_allowed",
-                hint=f"Possible here: {(error.headers or {}).get('Allow', 'see /schema')}.",
+                hint="See /schema for what is.",
             )
         case 413:
             ours = LimitExceeded(
@@ -82,4 +82,4 @@ def _details(error: HTTPException) -> str:
     if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
         parts = [(str(item.get("key") or ""), str(item.get("message", ""))) for item in error.extra]
         return "; ".join(f"{key}: {message}" if key else message for key, message in parts)
-    return str(error.__cause__ or error.detail).rstrip(".")
+    return error.detail.rstrip(".")

@@ -9,37 +9,53 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from msgspec import Raw
 
 from cloudyard.control.http_errors import encode_error
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import ACTIONS, Grant, action_of, allow
-from cloudyard.errors import CloudyardError, LimitExceeded
-from cloudyard.model import check_key, edge_of
+from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded
+from cloudyard.model import check_key
 from cloudyard.wire.messages import (
     MUX_IN_FLIGHT_MAX,
-    CallCancel,
     CallOp,
+    MuxCreate,
     MuxReply,
     MuxRequest,
     encode,
     error_body,
     mux_frame_decoder,
     op_tag,
+    raw,
 )
 
 log = logging.getLogger(__name__)
 
-CANCEL_S = 5.0  # to tell an edge that nobody waits any more
 CLOSE_BAD_FRAME = 1007  # WebSocket close code: the data is not what the protocol says
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class _Numbered(msgspec.Struct):
+    id: int = 0
+
+
+class _Envelope(msgspec.Struct):
+    """What can be read of a frame whose content is wrong."""
+
+    request: _Numbered | None = None
+    create: _Numbered | None = None
+
+
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 class Mux:
@@ -52,7 +68,6 @@ class Mux:
         await receive()  # websocket.connect
         try:
             grant = await self._yard.tokens.grant(_header(scope, b"authorization"))
-            allow(grant, "sandbox.use")
         except CloudyardError as error:
             await refuse(scope, send, error)
             return
@@ -71,7 +86,7 @@ class _Session:
         self._send = send
         self._tasks = tasks
         self._limited = not set(ACTIONS) <= set(grant.actions)
-        self._under_way: dict[int, tuple[anyio.CancelScope, CallOp]] = {}
+        self._under_way: dict[int, tuple[anyio.CancelScope, CallOp | None]] = {}
 
     async def run(self, receive: Receive) -> None:
         """Take frames until the client leaves."""
@@ -79,20 +94,66 @@ class _Session:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return
+            data = message.get("bytes") or b""
             try:
-                frame = mux_frame_decoder.decode(message.get("bytes") or b"")
+                frame = mux_frame_decoder.decode(data)
             except msgspec.MsgspecError as exc:
-                await self._close(f"A frame cannot be read: {exc}.")
-                return
+                if not await self._refuse_frame(data, exc):
+                    return
+                continue
             if frame.cancel:
                 self._cancel(frame.cancel)
+                continue
+            if frame.create is not None:
+                number, call, work = frame.create.id, None, partial(self._create, frame.create)
             elif frame.request is not None:
-                if frame.request.id in self._under_way:
-                    await self._close(f"Request id {frame.request.id} is under way already.")
-                    return
-                await self._start(frame.request)
+                number, call = frame.request.id, self._call(frame.request)
+                work = partial(self._do, call)
+            else:
+                continue
+            if number in self._under_way:
+                await self._close(f"Request id {number} is under way already.")
+                return
+            await self._start(number, call, work)
 
-    async def _start(self, request: MuxRequest) -> None:
+    async def _refuse_frame(self, data: bytes, reason: msgspec.MsgspecError) -> bool:
+        """Answer a frame of the wrong shape, if it says which request it is; else close the socket and give
+        False.
+        """
+        number = 0
+        try:
+            envelope = _envelope_decoder.decode(data)
+            number = max(part.id for part in (envelope.request, envelope.create) if part is not None)
+        except (msgspec.MsgspecError, ValueError):
+            pass
+        if not number or number in self._under_way:
+            await self._close(f"A frame cannot be read: {reason}.")
+            return False
+        error = InvalidRequest(
+            f"The request cannot be read: {reason}.", code="bad_request", hint="See /schema."
+        )
+        await self._reply(MuxReply(id=number, error=error_body(error)))
+        return True
+
+    def _call(self, request: MuxRequest) -> CallOp:
+        return CallOp(
+            project=self._grant.project,
+            cause=self._yard.new_cause(),
+            sandbox=request.sandbox,
+            op=request.op,
+            key=request.key,
+        )
+
+    async def _do(self, call: CallOp) -> Raw:
+        if self._limited:
+            allow(self._grant, action_of(op_tag(call.op)))
+        check_key(call.key)
+        return await self._yard.edges.op(call)
+
+    async def _create(self, create: MuxCreate) -> Raw:
+        return raw(await self._yard.create(self._grant, create.request))
+
+    async def _start(self, number: int, call: CallOp | None, work: Callable[[], Awaitable[Raw]]) -> None:
         if len(self._under_way) >= MUX_IN_FLIGHT_MAX:
             error = LimitExceeded(
                 f"{MUX_IN_FLIGHT_MAX} requests are under way on this socket.",
@@ -100,27 +161,19 @@ class _Session:
                 hint="Wait for some of them, or open another connection.",
                 retry_safe=True,
             )
-            await self._reply(MuxReply(id=request.id, error=error_body(error)))
+            await self._reply(MuxReply(id=number, error=error_body(error)))
             return
-        call = CallOp(
-            project=self._grant.project,
-            cause=self._yard.new_cause(),
-            sandbox=request.sandbox,
-            op=request.op,
-            key=request.key,
-        )
         scope = anyio.CancelScope()
-        self._under_way[request.id] = (scope, call)
-        self._tasks.start_soon(self._answer, request.id, scope, call)
+        self._under_way[number] = (scope, call)
+        self._tasks.start_soon(self._answer, number, scope, work)
 
-    async def _answer(self, number: int, scope: anyio.CancelScope, call: CallOp) -> None:
+    async def _answer(
+        self, number: int, scope: anyio.CancelScope, work: Callable[[], Awaitable[Raw]]
+    ) -> None:
         reply: MuxReply | None = None
         with scope:
             try:
-                if self._limited:
-                    allow(self._grant, action_of(op_tag(call.op)))
-                check_key(call.key)
-                reply = MuxReply(id=number, result=await self._yard.edges.op(call))
+                reply = MuxReply(id=number, result=await work())
             except CloudyardError as error:
                 reply = MuxReply(id=number, error=error_body(error))
         del self._under_way[number]
@@ -129,19 +182,10 @@ class _Session:
 
     def _cancel(self, number: int) -> None:
         scope, call = self._under_way.get(number, (None, None))
-        if scope is not None and call is not None:
+        if scope is not None:
             scope.cancel()
-            self._tasks.start_soon(self._tell_edge, call)
-
-    async def _tell_edge(self, call: CallOp) -> None:
-        # Shielded: a client that cancels and leaves at once still gets its command killed.
-        with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_S):
-            try:
-                await self._yard.edges.call(
-                    edge_of(call.sandbox), CallCancel(project=call.project, cause=call.cause)
-                )
-            except CloudyardError as error:
-                log.info("a cancel did not reach its edge: %s", error)
+        if call is not None:
+            self._tasks.start_soon(self._yard.edges.cancel, call)
 
     async def _reply(self, reply: MuxReply) -> None:
         try:

@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 from litestar import Request, Router, delete, get, post
 from litestar.datastructures import State
-from litestar.params import Parameter
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from litestar.response import Stream
 
 from cloudyard.control.results import ended, only
@@ -43,11 +44,14 @@ from cloudyard.model import (
 from cloudyard.wire.messages import ImageRow, SandboxPage
 
 Call = Request[None, Grant, State]
+TheYard = NamedDependency[Yard]
+SandboxPath = FromPath[str]
 StepKey = Annotated[
-    str, Parameter(header="Step-Key", description="Repeating a call with its key never does it twice.")
+    str, HeaderParameter(name="Step-Key", description="Repeating a call with its key never does it twice.")
 ]
 CreateKey = Annotated[
-    str, Parameter(header="Idempotency-Key", description="The same as `key` in the body, which goes first.")
+    str,
+    HeaderParameter(name="Idempotency-Key", description="The same as `key` in the body, which goes first."),
 ]
 
 FOLLOW_S = 20.0  # one long poll for output
@@ -75,66 +79,85 @@ class StdinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @post("/sandboxes", summary="Create a sandbox, or get the one that the key has made")
 async def create_sandbox(
-    yard: Yard, request: Call, data: CreateRequest, create_key: CreateKey = ""
+    yard: TheYard, request: Call, data: JSONBody[CreateRequest], create_key: CreateKey = ""
 ) -> SandboxInfo:
     key = data.key or create_key
     return await yard.create(request.auth, CreateRequest(spec=data.spec, key=key))
 
 
 @get("/sandboxes", summary="List the project's sandboxes")
-async def list_sandboxes(yard: Yard, request: Call, *, stopped: bool = False) -> SandboxPage:
+async def list_sandboxes(yard: TheYard, request: Call, *, stopped: FromQuery[bool] = False) -> SandboxPage:
     return await yard.sandboxes(request.auth, stopped=stopped)
 
 
 @get("/sandboxes/{sandbox:str}", summary="The state of a sandbox")
-async def get_sandbox(yard: Yard, request: Call, sandbox: str) -> SandboxInfo:
+async def get_sandbox(yard: TheYard, request: Call, sandbox: SandboxPath) -> SandboxInfo:
     return only(SandboxInfo, await yard.op(request.auth, sandbox, GetSandbox()))
 
 
 @delete("/sandboxes/{sandbox:str}", status_code=200, summary="Stop a sandbox and give everything back")
-async def stop_sandbox(yard: Yard, request: Call, sandbox: str) -> SandboxInfo:
+async def stop_sandbox(yard: TheYard, request: Call, sandbox: SandboxPath) -> SandboxInfo:
     return only(SandboxInfo, await yard.op(request.auth, sandbox, StopSandbox()))
 
 
 @post(
     "/sandboxes/{sandbox:str}/keep-alive", status_code=200, summary="Count as use; change its times to live"
 )
-async def keep_alive(yard: Yard, request: Call, sandbox: str, data: KeepAlive) -> SandboxInfo:
+async def keep_alive(
+    yard: TheYard, request: Call, sandbox: SandboxPath, data: JSONBody[KeepAlive]
+) -> SandboxInfo:
     return only(SandboxInfo, await yard.op(request.auth, sandbox, data))
 
 
 @post("/sandboxes/{sandbox:str}/ops", status_code=200, summary="Any operation, named by its field `op`")
-async def do_op(yard: Yard, request: Call, sandbox: str, data: AnyOp, step_key: StepKey = "") -> AnyResult:
+async def do_op(
+    yard: TheYard, request: Call, sandbox: SandboxPath, data: JSONBody[AnyOp], step_key: StepKey = ""
+) -> AnyResult:
     return await yard.op(request.auth, sandbox, data, key=step_key)
+
+
+@post(
+    "/sandboxes/{sandbox:str}/cancel",
+    status_code=204,
+    summary="Kill the command that the call with this Step-Key waits for",
+)
+async def cancel_call(yard: TheYard, request: Call, sandbox: SandboxPath, step_key: StepKey) -> None:
+    await yard.cancel(request.auth, sandbox, key=step_key)
 
 
 @post("/sandboxes/{sandbox:str}/exec", status_code=200, summary="Run a command and wait for it")
 async def exec_command(
-    yard: Yard, request: Call, sandbox: str, data: CommandSpec, step_key: StepKey = ""
+    yard: TheYard, request: Call, sandbox: SandboxPath, data: JSONBody[CommandSpec], step_key: StepKey = ""
 ) -> ExecResult:
     return only(ExecResult, await yard.op(request.auth, sandbox, Exec(command=data), key=step_key))
 
 
 @post("/sandboxes/{sandbox:str}/commands", summary="Start a command and return at once")
 async def start_command(
-    yard: Yard, request: Call, sandbox: str, data: CommandSpec, step_key: StepKey = ""
+    yard: TheYard, request: Call, sandbox: SandboxPath, data: JSONBody[CommandSpec], step_key: StepKey = ""
 ) -> CommandInfo:
     return only(CommandInfo, await yard.op(request.auth, sandbox, Start(command=data), key=step_key))
 
 
 @get("/sandboxes/{sandbox:str}/commands", summary="Commands that run or whose results are kept")
-async def list_commands(yard: Yard, request: Call, sandbox: str) -> CommandList:
+async def list_commands(yard: TheYard, request: Call, sandbox: SandboxPath) -> CommandList:
     return only(CommandList, await yard.op(request.auth, sandbox, ListCommands()))
 
 
 @get("/sandboxes/{sandbox:str}/commands/{command:int}", summary="Its result, or that it still runs")
-async def get_command(yard: Yard, request: Call, sandbox: str, command: int) -> ExecResult | CommandInfo:
+async def get_command(
+    yard: TheYard, request: Call, sandbox: SandboxPath, command: FromPath[int]
+) -> ExecResult | CommandInfo:
     return ended(await yard.op(request.auth, sandbox, Wait(command_id=command, wait_s=0.0)))
 
 
 @get("/sandboxes/{sandbox:str}/commands/{command:int}/wait", summary="Wait for its end, at most `wait_s`")
 async def wait_command(
-    yard: Yard, request: Call, sandbox: str, command: int, wait_s: float = 3600.0
+    yard: TheYard,
+    request: Call,
+    sandbox: SandboxPath,
+    command: FromPath[int],
+    wait_s: FromQuery[float] = 3600.0,
 ) -> ExecResult | CommandInfo:
     return ended(await yard.op(request.auth, sandbox, Wait(command_id=command, wait_s=wait_s)))
 
@@ -145,14 +168,14 @@ async def wait_command(
     summary="Its output as it comes, from `offset` on; with `follow` until the stream ends",
 )
 async def command_output(
-    yard: Yard,
+    yard: TheYard,
     request: Call,
-    sandbox: str,
-    command: int,
-    stream: StreamName = "stdout",
-    offset: Annotated[int, Parameter(ge=0)] = 0,
+    sandbox: SandboxPath,
+    command: FromPath[int],
+    stream: FromQuery[StreamName] = "stdout",
+    offset: Annotated[int, QueryParameter(ge=0)] = 0,
     *,
-    follow: bool = False,
+    follow: FromQuery[bool] = False,
 ) -> Stream:
     async def read(at: int, wait_s: float) -> OutputChunk:
         op = ReadOutput(
@@ -181,7 +204,12 @@ async def command_output(
     summary="Send bytes to its stdin",
 )
 async def send_stdin(
-    yard: Yard, request: Call, sandbox: str, command: int, data: StdinRequest, step_key: StepKey = ""
+    yard: TheYard,
+    request: Call,
+    sandbox: SandboxPath,
+    command: FromPath[int],
+    data: JSONBody[StdinRequest],
+    step_key: StepKey = "",
 ) -> Done:
     op = SendStdin(command_id=command, data=data.data, offset=data.offset, eof=data.eof)
     return only(Done, await yard.op(request.auth, sandbox, op, key=step_key))
@@ -193,7 +221,12 @@ async def send_stdin(
     summary="Signal its process tree",
 )
 async def signal_command(
-    yard: Yard, request: Call, sandbox: str, command: int, data: SignalRequest, step_key: StepKey = ""
+    yard: TheYard,
+    request: Call,
+    sandbox: SandboxPath,
+    command: FromPath[int],
+    data: JSONBody[SignalRequest],
+    step_key: StepKey = "",
 ) -> Done:
     op = Signal(command_id=command, signal=data.signal)
     return only(Done, await yard.op(request.auth, sandbox, op, key=step_key))
@@ -202,12 +235,14 @@ async def signal_command(
 @post(
     "/sandboxes/{sandbox:str}/commands/{command:int}/resize", status_code=200, summary="Resize its terminal"
 )
-async def resize_command(yard: Yard, request: Call, sandbox: str, command: int, data: Pty) -> Done:
+async def resize_command(
+    yard: TheYard, request: Call, sandbox: SandboxPath, command: FromPath[int], data: JSONBody[Pty]
+) -> Done:
     return only(Done, await yard.op(request.auth, sandbox, Resize(command_id=command, pty=data)))
 
 
 @get("/images", summary="Images that sandboxes can be made from")
-async def list_images(yard: Yard, request: Call) -> ImageList:
+async def list_images(yard: TheYard, request: Call) -> ImageList:
     return ImageList(await yard.images(request.auth))
 
 
@@ -224,7 +259,7 @@ class Health(msgspec.Struct, frozen=True):
     security=[{}],
     summary="Whether the gateway works; no token needed",
 )
-async def health(yard: Yard) -> Health:
+async def health(yard: TheYard) -> Health:
     edges = [str(edge) for edge in yard.health()]
     return Health(ok=bool(edges), edges=edges)
 
@@ -240,6 +275,7 @@ def router() -> Router:
             stop_sandbox,
             keep_alive,
             do_op,
+            cancel_call,
             exec_command,
             start_command,
             list_commands,

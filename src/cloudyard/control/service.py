@@ -6,11 +6,11 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import anyio
 import uvicorn
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 
 from cloudyard.control.auth import Tokens
@@ -78,18 +78,23 @@ async def serve_control(
             Fabric.connect(config.nats_url, config.credentials, name="control") as fabric,
             anyio.create_task_group() as tasks,
         ):
-            fleet = Fleet()
-            watcher = Watcher(fabric, fleet)
-            edges = Edges(fabric, watcher)
-            tokens = Tokens(fabric)
-            creates = Creates(fabric, edges, Placer(fleet))
-            yard = Yard(tokens=tokens, watcher=watcher, edges=edges, creates=creates)
-            for grant in config.grants:
-                await tokens.issue(grant)
-            await tasks.start(watcher.run)
+            yard = await open_yard(fabric, tasks, config.grants)
             host, port = listener.getsockname()[:2]
             await _serve(Gateway(yard), listener, Address(host, port), task_status)
             tasks.cancel_scope.cancel()
+
+
+async def open_yard(fabric: Fabric, tasks: TaskGroup, grants: Sequence[Grant]) -> Yard:
+    """Everything behind the gateway, wired together; its watcher runs in `tasks`."""
+    fleet = Fleet()
+    watcher = Watcher(fabric, fleet)
+    edges = Edges(fabric, watcher)
+    tokens = Tokens(fabric)
+    creates = Creates(fabric, edges, Placer(fleet))
+    for grant in grants:
+        await tokens.issue(grant)
+    await tasks.start(watcher.run)
+    return Yard(tokens=tokens, watcher=watcher, edges=edges, creates=creates)
 
 
 def _listen(host: str, port: int) -> socket.socket:

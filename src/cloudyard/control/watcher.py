@@ -34,6 +34,7 @@ class Watcher:
         self._fleet = fleet
         self._silent: set[EdgeId] = set()
         self._settled = anyio.Event()
+        self._first = anyio.Event()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
@@ -54,6 +55,7 @@ class Watcher:
         before = None if known is None else known.beat
         self._fleet.hear(beat, anyio.current_time())
         self._silent.discard(edge)
+        self._first.set()
         if before is None:
             log.info("edge %s is heard (boot %s)", edge, beat.boot)
         elif before.boot != beat.boot:
@@ -83,6 +85,10 @@ class Watcher:
         """The last heartbeat of each edge that is heard."""
         return [self._fleet.nodes[edge].beat for edge in self.alive()]
 
+    async def first(self) -> None:
+        """Return once an edge is heard, or has had the time to be."""
+        await self._first.wait()
+
     async def settled(self) -> None:
         """Return once every edge that lives has had the time to be heard: about a second after the start."""
         await self._settled.wait()
@@ -90,6 +96,7 @@ class Watcher:
     async def _settle(self) -> None:
         await anyio.sleep(SETTLE_S)
         self._settled.set()
+        self._first.set()
 
     async def _notice_silence(self) -> None:
         while True:

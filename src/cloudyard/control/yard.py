@@ -8,6 +8,7 @@ import secrets
 from itertools import count
 
 import anyio
+from msgspec import Raw
 
 from cloudyard.control.auth import Tokens
 from cloudyard.control.creates import Creates
@@ -47,8 +48,7 @@ class Yard:
     async def create(self, grant: Grant, request: CreateRequest) -> SandboxInfo:
         """Make a sandbox, or give the one that the request's key made. Raises as `Creates.create` does."""
         allow(grant, "sandbox.create")
-        if not self._watcher.alive():
-            await self._watcher.settled()
+        await self._watcher.first()
         result = result_decoder.decode(
             await self._creates.create(grant.project, request.spec, key=request.key, cause=self.new_cause())
         )
@@ -61,6 +61,15 @@ class Yard:
         check_key(key)
         call = CallOp(project=grant.project, cause=self.new_cause(), sandbox=sandbox, op=raw(op), key=key)
         return result_decoder.decode(await self.edges.op(call))
+
+    async def cancel(self, grant: Grant, sandbox: str, *, key: str) -> None:
+        """Kill the command that the call with this step key waits for, if there is one."""
+        allow(grant, "sandbox.use")
+        check_key(key)
+        cause = self.new_cause()
+        await self.edges.cancel(
+            CallOp(project=grant.project, cause=cause, sandbox=sandbox, op=Raw(), key=key)
+        )
 
     async def sandboxes(self, grant: Grant, *, stopped: bool) -> SandboxPage:
         """The project's sandboxes on every edge, oldest first.

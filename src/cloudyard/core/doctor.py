@@ -18,7 +18,6 @@ KERNEL_MIN = (5, 12)  # the first with idmapped mounts; overlay takes them as la
 KERNEL_OVERLAY_IDMAP = (5, 19)
 BUBBLEWRAP_MIN = (0, 8)  # the first with --userns beside --info-fd as we use them; Debian 12's
 UID_RANGE = 65_536  # ids of one sandbox
-UID_RANGES_MAX = 4_094  # ranges that fit between systemd's own and the end of the 32-bit ids
 PIDS_IDLE = 2  # processes of a sandbox that runs no command: PID 1 and the keeper
 PIDS_WORKING = 16  # processes that a sandbox at work is reckoned with
 MEMORY_IDLE_BYTES = 1 * MIB  # host memory of a sandbox that runs no command
@@ -35,13 +34,13 @@ PROGRAMS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "mmdebstrap": "m
 
 
 class CgroupFacts(Struct, frozen=True, kw_only=True):
-    """`version` 0: none is mounted. `controllers`: those of ours that this version offers here."""
+    """Where sandboxes' limits are set. `version` 0: nowhere, and the reason says why."""
 
     version: int
     controllers: list[str]
     root: str = ""
     reason: str = ""
-    """Why a trial group could not be made, if so."""
+    """Why no group can be made, if so."""
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
@@ -71,6 +70,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     memory_available_bytes: int = 0
     disk_free_bytes: int = 0
     disk_where: str = ""
+    uid_ranges: int = 0
     uid_overlaps: list[str] = []
     kvm: Literal["usable", "present", "absent"] = "absent"
 
@@ -140,7 +140,7 @@ def bounds(facts: HostFacts, count: int, *, pids_each: int = PIDS_WORKING) -> li
         ("kernel.pid_max", pids, facts.pid_max, "pids", f"sysctl -w kernel.pid_max={pid_max}"),
         ("kernel.threads-max", pids, facts.threads_max, "threads", f"sysctl -w kernel.threads-max={pid_max}"),
         ("memory", memory, facts.memory_available_bytes, "bytes", "Idle sandboxes alone need that much."),
-        ("uid ranges", count, UID_RANGES_MAX, "ranges", "Spread the sandboxes over more machines."),
+        ("uid ranges", count, facts.uid_ranges, "ranges", "Spread the sandboxes over more machines."),
         (
             "file descriptors",
             descriptors,
@@ -278,27 +278,19 @@ def _erofs(facts: HostFacts) -> Finding:
 
 def _cgroups(facts: HostFacts) -> Finding:
     group = facts.cgroup
-    missing = sorted({"cpu", "memory", "pids"} - set(group.controllers))
     if group.version == 0:
         return Finding(
-            name="cgroups", level="fail", text="no cgroup hierarchy is mounted", fix="Boot with systemd."
+            name="cgroups", level="fail", text=group.reason, fix="Boot with systemd, or mount cgroup2."
         )
-    text = f"version {group.version} at {group.root}: {', '.join(group.controllers) or 'no controller'}"
-    if group.reason:
-        return Finding(
-            name="cgroups",
-            level="fail",
-            text=f"{text}; a trial group failed: {group.reason}",
-            fix="In a container, give it a writable cgroup tree (--privileged --cgroupns=private).",
-        )
-    if missing:
-        return Finding(
-            name="cgroups",
-            level="fail",
-            text=f"{text}; missing: {', '.join(missing)}",
-            fix="Enable them on the kernel command line (cgroup_enable=memory) or in cgroup.subtree_control.",
-        )
-    return Finding(name="cgroups", level="ok", text=text)
+    text = f"version {group.version} at {group.root}: {', '.join(group.controllers)}"
+    if not group.reason:
+        return Finding(name="cgroups", level="ok", text=text)
+    return Finding(
+        name="cgroups",
+        level="fail",
+        text=f"{text}; {group.reason}",
+        fix="In a container, give it a writable cgroup tree (--privileged --cgroupns=private).",
+    )
 
 
 def _core_pattern(facts: HostFacts) -> Finding:
@@ -340,7 +332,7 @@ def _uids(facts: HostFacts) -> Finding:
         )
     return Finding(
         name="uid ranges",
-        level="warn",
+        level="fail",
         text="the sandboxes' ids overlap " + "; ".join(facts.uid_overlaps),
         fix="Move that range, so that nobody shares ids with a sandbox.",
     )
@@ -348,8 +340,8 @@ def _uids(facts: HostFacts) -> Finding:
 
 def _kvm(facts: HostFacts) -> Finding:
     texts = {
-        "usable": "usable: virtual machines will be fast",
-        "present": "/dev/kvm is there but makes no virtual machine",
+        "usable": "/dev/kvm makes virtual machines",
+        "present": "/dev/kvm is there, but makes no virtual machine",
         "absent": "none: only virtual machines would need it",
     }
     return Finding(name="kvm", level="ok", text=texts[facts.kvm])

@@ -18,6 +18,11 @@ from cloudyard.model import EDGE_SILENT_S, EdgeId, EdgeLoad, Heartbeat, SandboxS
 
 SAMPLE = 3  # edges compared for one placement
 DRAWS_MAX = 4 * SAMPLE  # draws for them, before every edge is looked at
+FADE = 0.99  # how much of what was learnt of other placers is kept from one heartbeat to the next
+CROWD_KNOWN, CROWD_MAX = (
+    8.0,
+    64.0,
+)  # placements of ours before other placers are judged; the most that is believed
 MEMORY_SPARE = 0.03  # of an edge's memory: with less than this available nothing more is placed there
 
 
@@ -63,13 +68,15 @@ class Node(Struct):
             and (not load.memory_available_bytes or load.memory_available_bytes > _spare(load))
         )
 
-    def load_with(self, demand: Demand) -> float:
-        """The fuller of CPU and memory, as a share of what the edge has, if it took the demand."""
+    def load_with(self, demand: Demand, crowd: float) -> float:
+        """The fuller of CPU and memory, as a share of what the edge has, if it took the demand.
+
+        `crowd`: for each promise made here, how many all placers together have made meanwhile.
+        """
         load = self.beat.load
-        cpu = (load.cpu_promised + self.cpu + demand.cpu) / load.cpu_total
-        memory = (
-            load.memory_promised_bytes + self.memory_bytes + demand.memory_bytes
-        ) / load.memory_total_bytes
+        cpu = (load.cpu_promised + crowd * self.cpu + demand.cpu) / load.cpu_total
+        memory = load.memory_promised_bytes + crowd * self.memory_bytes + demand.memory_bytes
+        memory /= load.memory_total_bytes
         return cpu if cpu > memory else memory
 
     def add(self, demand: Demand, sign: int) -> None:
@@ -86,6 +93,8 @@ class Fleet:
         self.nodes: dict[EdgeId, Node] = {}
         self._order: list[Node] = []
         self._weights: list[float] = []
+        self._grown = 0.0
+        self._grown_by_us = 0.0
 
     def hear(self, beat: Heartbeat, now: float) -> None:
         """Take in a heartbeat."""
@@ -95,6 +104,8 @@ class Fleet:
             self._weigh()
             return
         resized = _size(beat.load) != _size(node.beat.load)
+        self._grown = FADE * self._grown + max(0, beat.load.sandboxes - node.beat.load.sandboxes)
+        self._grown_by_us = FADE * self._grown_by_us + len(node.settled)
         if beat.boot != node.beat.boot:
             node.cpu, node.memory_bytes, node.count, node.settled = 0.0, 0, 0, []
         node.beat, node.heard_at = beat, now
@@ -133,7 +144,10 @@ class Fleet:
             ]
         if not chosen:
             raise self._why_not(demand, now)
-        best = min(chosen, key=lambda node: node.load_with(demand)) if len(chosen) > 1 else chosen[0]
+        best = chosen[0]
+        if len(chosen) > 1:
+            crowd = self._crowd()
+            best = min(chosen, key=lambda node: node.load_with(demand, crowd))
         best.add(demand, 1)
         return Reservation(EdgeId(best.beat.edge), demand)
 
@@ -167,6 +181,15 @@ class Fleet:
                 if len(found) == SAMPLE or len(found) > last:
                     break
         return found
+
+    def _crowd(self) -> float:
+        """How much faster the edges fill than by us alone, from their heartbeats: other placers are at work
+        too, and what they do within one heartbeat is seen by nobody. Without this, all would pour into the
+        same edges until the next one.
+        """
+        if self._grown_by_us < CROWD_KNOWN:
+            return 1.0
+        return min(max(self._grown / self._grown_by_us, 1.0), CROWD_MAX)
 
     def _weigh(self) -> None:
         self._order = list(self.nodes.values())

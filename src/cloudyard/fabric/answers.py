@@ -32,7 +32,7 @@ def busy(subject: str, limit: int) -> bytes:
     return error_reply(
         LimitExceeded(
             f"{limit} requests are under way on {subject}.",
-            code="edgebusy",
+            code="edge_busy",
             hint="Try again.",
             retry_safe=True,
         )

@@ -124,11 +124,12 @@ class Fabric:
     ) -> bool | None:
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
-        # Only a cancellation belongs to the group; handing it any other error would wrap that in an
-        # ExceptionGroup.
-        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
         try:
-            return await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
+            # Only a cancellation is the group's to judge: any other error it would wrap in an ExceptionGroup.
+            if isinstance(error, anyio.get_cancelled_exc_class()):
+                return await self._tasks.__aexit__(kind, error, trace)
+            await self._tasks.__aexit__(None, None, None)
+            return None
         finally:
             with anyio.CancelScope(shield=True):
                 await self._drop("The connection to NATS was closed.")

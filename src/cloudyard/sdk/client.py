@@ -225,14 +225,14 @@ class Yard:
         return await wait_out_restarts(self._open_http().images)
 
     async def _create(self, spec: SandboxSpec, *, key: str) -> Sandbox:
-        http = self._open_http()
+        transport = self._caller.check_open()
         check_key(key)
         request = CreateRequest(spec=spec, key=key or uuid4().hex)
         try:
-            info = await wait_out_restarts(lambda: http.create(request))
+            info = await wait_out_restarts(lambda: transport.create(request))
         except anyio.get_cancelled_exc_class():
             if not key:  # nobody else knows the key, so nobody else can have meant this sandbox
-                await self._undo(http, request)
+                await self._undo(transport, request)
             raise
         if info.state != "running":
             raise SandboxUnavailable(
@@ -242,11 +242,11 @@ class Yard:
             )
         return Sandbox(self._caller, info.id)
 
-    async def _undo(self, http: HttpTransport, request: CreateRequest) -> None:
+    async def _undo(self, transport: Transport, request: CreateRequest) -> None:
         """Stop the sandbox of a create whose answer nobody waited for. The key says which one it is."""
         with anyio.move_on_after(CLEAN_UP_WITHIN_S, shield=True):
             try:
-                info = await http.create(request)
+                info = await transport.create(request)
             except CloudyardError:
                 return  # it was never made
             await self._stop_all([Sandbox(self._caller, info.id)])

@@ -173,7 +173,7 @@ class _Upload:
                 # It overtook the piece in front of it: wait until that one is held, then send it again.
                 await self._held[offset].wait()
                 await self._caller.ask(self._sandbox, op, Done)
-            del self._held[offset]
+            self._held.pop(offset, None)
             self._held[offset + len(data)].set()
 
     def _next_piece(self) -> bytes:

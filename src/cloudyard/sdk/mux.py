@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import ssl
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from urllib.parse import urlsplit
 
@@ -22,11 +24,27 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from cloudyard.errors import CloudyardError, YardUnavailable
-from cloudyard.model import AnyOp, AnyResult
+from cloudyard.model import AnyOp, AnyResult, CreateRequest, SandboxInfo
 from cloudyard.sdk.config import Config
-from cloudyard.sdk.transport import error_of, error_of_response, lost, no_answer, unreachable
+from cloudyard.sdk.transport import (
+    CREATE_WITHIN_S,
+    error_of,
+    error_of_response,
+    expect,
+    lost,
+    no_answer,
+    unreachable,
+)
 from cloudyard.wire import messages
-from cloudyard.wire.messages import MUX_FRAME_MAX, MUX_IN_FLIGHT_MAX, MUX_PATH, MuxFrame, MuxReply, MuxRequest
+from cloudyard.wire.messages import (
+    MUX_FRAME_MAX,
+    MUX_IN_FLIGHT_MAX,
+    MUX_PATH,
+    MuxCreate,
+    MuxFrame,
+    MuxReply,
+    MuxRequest,
+)
 
 CONNECT_WITHIN_S = 5.0  # from the first packet to the end of the handshake
 CLOSE_WITHIN_S = 1.0
@@ -49,11 +67,17 @@ class MuxTransport:
 
     async def ask(self, sandbox: str, op: AnyOp, *, key: str, within_s: float | None) -> AnyResult:
         """See `Transport.ask`."""
-        async with self._in_flight:
-            link = self._link
-            if link is None or link.broken is not None:
-                link = await self._connected()
-            return await link.ask(sandbox, op, key=key, within_s=within_s)
+        body = messages.raw(op)
+
+        def frame(number: int) -> MuxFrame:
+            return MuxFrame(MuxRequest(id=number, sandbox=sandbox, op=body, key=key))
+
+        return await self._answer(frame, within_s=within_s)
+
+    async def create(self, request: CreateRequest) -> SandboxInfo:
+        """See `Transport.create`."""
+        frame = partial(_create_frame, request)
+        return expect(SandboxInfo, await self._answer(frame, within_s=CREATE_WITHIN_S), what="a create")
 
     async def open(self) -> None:
         """Connect now, so that a yard that is not there is noticed at once."""
@@ -63,6 +87,13 @@ class MuxTransport:
         """Say goodbye. The tasks of the connection end with it."""
         if self._link is not None:
             await self._link.close()
+
+    async def _answer(self, frame: Callable[[int], MuxFrame], *, within_s: float | None) -> AnyResult:
+        async with self._in_flight:
+            link = self._link
+            if link is None or link.broken is not None:
+                link = await self._connected()
+            return await link.ask(frame, within_s=within_s)
 
     async def _connected(self) -> _Link:
         seen = self._attempts
@@ -113,13 +144,13 @@ class _Link:
         self._sent = anyio.Event()
         self._scope = anyio.CancelScope()
 
-    async def ask(self, sandbox: str, op: AnyOp, *, key: str, within_s: float | None) -> AnyResult:
-        """See `Transport.ask`."""
+    async def ask(self, frame: Callable[[int], MuxFrame], *, within_s: float | None) -> AnyResult:
+        """Send the frame under a new number and wait for its answer; see `Transport.ask`."""
         while self._outgoing_bytes > OUTGOING_BYTES_MAX and self.broken is None:
             await self._sent.wait()
         number = next(self._ids)
         pending = _Pending()
-        self._send(MuxFrame(MuxRequest(id=number, sandbox=sandbox, op=messages.raw(op), key=key)))
+        self._send(frame(number))
         self._pending[number] = pending
         try:
             with anyio.move_on_after(math.inf if within_s is None else within_s):
@@ -226,6 +257,10 @@ class _Link:
             self._heard = False
             self._protocol.send_ping(b"")
             self._to_send.set()
+
+
+def _create_frame(request: CreateRequest, number: int) -> MuxFrame:
+    return MuxFrame(create=MuxCreate(id=number, request=request))
 
 
 async def _connect(config: Config) -> _Link:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 
 import anyio
 import msgspec
 
+from cloudyard.errors import Conflict
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
     CommandInfo,
@@ -154,15 +156,19 @@ class Process:
         """Write to its stdin; returns once the command's pipe has taken every byte.
 
         Raises:
-            Conflict: its stdin was not left open (`start(..., stdin=True)`), or the command has closed it or
-                ended.
+            InvalidRequest: it was not started with `stdin=True`.
+            Conflict: the command has ended, or has closed its stdin.
         """
         async with self._stdin:
             at = await self._taken()
             view = memoryview(data)
             while view:
                 piece = bytes(view[:CHUNK_BYTES_MAX])
-                taken = await self._send(SendStdin(command_id=self.id, data=piece, offset=at))
+                op = SendStdin(command_id=self.id, data=piece, offset=at)
+                begun = time.monotonic()
+                taken = await self._send(op)
+                if taken < at + len(piece) and time.monotonic() - begun < op.wait_s:
+                    raise Conflict(f"Command {self.id} has ended or closed its stdin.", code="stdin_closed")
                 view = view[taken - at :]
                 at = taken
 

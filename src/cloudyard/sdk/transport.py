@@ -32,6 +32,7 @@ from cloudyard.errors import (
 from cloudyard.model import (
     AnyOp,
     AnyResult,
+    CreateRequest,
     ErrorBody,
     Exec,
     GetSandbox,
@@ -45,6 +46,7 @@ from cloudyard.model import (
 from cloudyard.wire.messages import REPEATABLE
 
 RESTART_PATIENCE_S = 10.0  # how long a yard that is away is waited for
+CREATE_WITHIN_S = 300.0  # an image may have to be brought to the node first
 ANSWER_GRACE_S = 60.0  # how much later than an operation's own time its answer may come
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 1.0
 
@@ -64,6 +66,9 @@ class Transport(Protocol):
                 `within_s` (code `no_answer`; the yard is not told to give up).
             CloudyardError: what the yard answered.
         """
+
+    async def create(self, request: CreateRequest) -> SandboxInfo:
+        """Ask once for the sandbox of this request, or the one that its key has made already."""
 
 
 class ClientState(Enum):
@@ -125,14 +130,9 @@ class Caller:
         Raises:
             CloudyardError: what the yard answered, or that it could not be reached for RESTART_PATIENCE_S.
         """
-        result = await self.ask_any(sandbox, op, key=key)
-        if not isinstance(result, want):
-            raise CloudyardError(
-                f"The yard answered {type(op).__name__} on {sandbox} with {type(result).__name__}.",
-                code="unexpected_answer",
-                hint="Client and yard may be of different versions.",
-            )
-        return result
+        return expect(
+            want, await self.ask_any(sandbox, op, key=key), what=f"{type(op).__name__} on {sandbox}"
+        )
 
     async def ask_any(self, sandbox: str, op: AnyOp, *, key: str = "") -> AnyResult:
         """The same for an operation that has more than one kind of result."""
@@ -154,6 +154,17 @@ class Caller:
             # The command has had its time and more, yet nothing came. If the sandbox still answers, it was
             # frozen or the answer was lost: the same key joins the step, or brings back what it gave.
             await self.ask(sandbox, GetSandbox(), SandboxInfo)
+
+
+def expect(want: type[R], result: AnyResult, *, what: str) -> R:
+    """The result, which must be of the type that belongs to the question."""
+    if not isinstance(result, want):
+        raise CloudyardError(
+            f"The yard answered {what} with {type(result).__name__}.",
+            code="unexpected_answer",
+            hint="Client and yard may be of different versions.",
+        )
+    return result
 
 
 async def wait_out_restarts(

@@ -11,7 +11,16 @@ import msgspec
 from msgspec import Raw, Struct
 
 from cloudyard.errors import CloudyardError, InvalidRequest, error_from_wire
-from cloudyard.model import AnyOp, AnyResult, ErrorBody, Heartbeat, ImageConfig, SandboxInfo, SandboxSpec
+from cloudyard.model import (
+    AnyOp,
+    AnyResult,
+    CreateRequest,
+    ErrorBody,
+    Heartbeat,
+    ImageConfig,
+    SandboxInfo,
+    SandboxSpec,
+)
 
 MUX_PATH = "/v1/mux"
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024  # one message over NATS; streams and files go in far smaller pieces
@@ -76,11 +85,19 @@ class MuxReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorBody | None = None
 
 
+class MuxCreate(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Make a sandbox, as `POST /v1/sandboxes` does. Its answer is a MuxReply with a SandboxInfo."""
+
+    id: int
+    request: CreateRequest
+
+
 class MuxFrame(Struct, frozen=True, omit_defaults=True):
-    """What a client sends in one WebSocket message: a request or a cancel."""
+    """What a client sends in one WebSocket message: a request, a cancel or a create."""
 
     request: MuxRequest | None = None
     cancel: int = 0
+    create: MuxCreate | None = None
 
 
 # --- gateway -> edge, over NATS -----------------------------------------------------------------------------
@@ -111,9 +128,12 @@ class CallOp(EdgeCall, tag="op", frozen=True):
 
 
 class CallCancel(EdgeCall, tag="cancel", frozen=True):
-    """Nobody waits any more for the call that had this `cause`: kill the command that it runs. Has an empty
-    answer.
+    """Nobody waits any more for the call that had this `cause`, or this step key: kill the command that it
+    runs. The key holds also where the call was sent again since. Has an empty answer.
     """
+
+    sandbox: str = ""
+    key: str = ""
 
 
 class CallList(EdgeCall, tag="list", frozen=True):

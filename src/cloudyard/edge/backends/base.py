@@ -8,7 +8,7 @@ knows nothing of projects, steps, keys or NATS.
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -131,6 +131,7 @@ class Backend(Protocol):
         """How many instances the node can hold at most (uid ranges, pids, ...)."""
 
 
+@runtime_checkable
 class Freezable(Protocol):
     """An instance that can be stopped in time and go on."""
 

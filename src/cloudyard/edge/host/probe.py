@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 from cloudyard.core.doctor import PROGRAMS, CgroupFacts, HostFacts
+from cloudyard.edge.host import cgroups
+from cloudyard.edge.host.slots import SLOTS_MAX, UID_END, UID_FIRST
+from cloudyard.errors import CloudyardError
 
 TRIAL_S = 20.0  # bound of all trials together
 KVM_CREATE_VM = 0xAE01
-SANDBOX_UIDS = (2_000_027_648, 2_268_329_984)  # first and one past the last id of the sandboxes' ranges
-CONTROLLERS = ("cpu", "memory", "pids", "freezer", "cpuacct", "cpuset")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-BINARIES = ("cloudyard-guest", "cloudyard-launch")
+BINARIES = ("guest", "launch")
 
 
 def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
@@ -67,6 +67,7 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         memory_available_bytes=memory.get("MemAvailable", 0),
         disk_free_bytes=shutil.disk_usage(where).free,
         disk_where=str(where),
+        uid_ranges=SLOTS_MAX,
         uid_overlaps=_uid_overlaps(),
         kvm=_kvm(),
     )
@@ -134,23 +135,20 @@ def _trials(where: Path) -> dict[str, str]:
 
 
 def _cgroups() -> CgroupFacts:
-    """The version that is used: 2 where it has the controllers, else 1. Tries to make a group."""
-    unified = next(
-        (root for root in (CGROUP_ROOT, CGROUP_ROOT / "unified") if _text(root / "cgroup.procs")), None
-    )
-    offered = _text(unified / "cgroup.controllers").split() if unified else []
-    if unified and {"memory", "pids"} <= set(offered):
-        version, roots, controllers = 2, [unified], [name for name in CONTROLLERS if name in offered]
-        controllers.append("freezer")  # part of version 2 itself
+    """The hierarchies that sandboxes would be put into, and whether a group can be made in each."""
+    try:
+        where = cgroups.choose(cgroups.mounted(_text("/proc/self/mountinfo")))
+    except (CloudyardError, OSError) as exc:
+        return CgroupFacts(version=0, controllers=[], reason=str(exc))
+    if isinstance(where, Path):
+        version, roots, controllers = 2, [where], _text(where / "cgroup.controllers").split()
     else:
-        controllers = [name for name in CONTROLLERS if (CGROUP_ROOT / name / "tasks").exists()]
-        version, roots = (1, [CGROUP_ROOT / name for name in controllers]) if controllers else (0, [])
+        version, roots, controllers = 1, list(where.values()), sorted(where)
     reason = ""
     if os.geteuid() == 0:
-        for root in roots:
-            reason = reason or _try_group(root)
-    where = str(roots[0] if version == 2 else CGROUP_ROOT)
-    return CgroupFacts(version=version, controllers=controllers, root=where, reason=reason)
+        reason = next((failed for root in roots if (failed := _try_group(root))), "")
+    at = str(roots[0] if version == 2 else os.path.commonpath(roots))
+    return CgroupFacts(version=version, controllers=controllers, root=at, reason=reason)
 
 
 def _try_group(root: Path) -> str:
@@ -159,7 +157,7 @@ def _try_group(root: Path) -> str:
         path.mkdir()
         path.rmdir()
     except OSError as exc:
-        return f"mkdir {path}: {exc.strerror}"
+        return f"making the group {path}: {exc.strerror}"
     return ""
 
 
@@ -171,7 +169,7 @@ def _uid_overlaps() -> list[str]:
             name, first, count = (*line.split(":"), "", "", "")[:3]
             if first.isdigit() and count.isdigit():
                 low, high = int(first), int(first) + int(count)
-                if low < SANDBOX_UIDS[1] and high > SANDBOX_UIDS[0]:
+                if low < UID_END and high > UID_FIRST:
                     overlaps.append(f"{path}: {name} has {low} to {high - 1}")
     return overlaps
 

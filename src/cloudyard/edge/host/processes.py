@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import anyio
 from anyio import Event, wait_readable
 
+REAP_TRIES = 256  # ends of other processes that a zombie is kept through; then its parent is not ours to mend
 FD_FLOOR = 256  # descriptors are lifted to here and up while a child's own are put in their places
 _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
@@ -72,12 +73,21 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _end(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # not our child: its parent reaps it
+    def _reaped(self) -> bool:
+        """Whether it is no zombie any more, after trying to see to that."""
+        try:
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:  # it is not our child: its parent reaps it, or leaves it to us
+            try:
+                signal.pidfd_send_signal(self._pidfd, 0)
+            except ProcessLookupError:
+                return True
+            return False
+        return True
+
+    def _let_go(self) -> None:
         os.close(self._pidfd)
         self._pidfd = -1
-        self.ended.set()
 
 
 class Watcher:
@@ -87,6 +97,7 @@ class Watcher:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._processes: dict[int, Process] = {}
+        self._zombies: dict[Process, int] = {}
 
     def watch(self, pid: int) -> Process:
         """Watch a process.
@@ -100,6 +111,11 @@ class Watcher:
         self._epoll.register(pidfd, select.EPOLLIN)
         return process
 
+    def forget(self, process: Process) -> None:
+        """Watch it no longer; it lives on."""
+        if self._processes.pop(process._pidfd, None) is not None:
+            process._let_go()  # which takes it out of the epoll set, too
+
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
@@ -110,15 +126,24 @@ class Watcher:
         """See which have ended by now."""
         for pidfd, _ in self._epoll.poll(0):
             self._epoll.unregister(pidfd)
-            self._processes.pop(pidfd)._end()
+            process = self._processes.pop(pidfd)
+            process.ended.set()
+            self._zombies[process] = 0
+        # A process may end just before its parent does, and becomes our child only then.
+        for process, tries in list(self._zombies.items()):
+            if process._reaped() or tries >= REAP_TRIES:
+                del self._zombies[process]
+                process._let_go()
+            else:
+                self._zombies[process] = tries + 1
 
     def close(self) -> None:
         """Let go of all; the processes live on."""
-        for pidfd in self._processes:
-            os.close(pidfd)
-        for process in self._processes.values():
-            process._pidfd = -1
-        self._processes.clear()
+        for process in list(self._processes.values()):
+            self.forget(process)
+        for process in self._zombies:
+            process._let_go()
+        self._zombies.clear()
         self._epoll.close()
 
 

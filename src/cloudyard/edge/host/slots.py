@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct, ValidationError, json
+from msgspec import DecodeError, Struct, json
 
 from cloudyard.errors import CloudyardError, Conflict, LimitExceeded, Unsupported
 
@@ -132,10 +132,11 @@ class Slots:
     def _claim_block(self) -> None:
         """Claim the first block that nobody has, or whose yard is dead."""
         owners: set[str] = set()
+        live = live_slots()
         for block in range(BLOCKS):
             path = self._path(block)
             owner = self._read(block)
-            if block in self._blocks or (owner is not None and _alive(owner, block)):
+            if block in self._blocks or (owner is not None and _alive(owner, block, live)):
                 owners.add(owner.state if owner is not None else self._claim.state)
                 continue
             fresh = path.with_suffix(".new")  # never a half-written claim under its real name
@@ -161,7 +162,7 @@ class Slots:
             return json.decode(self._path(block).read_bytes(), type=Claim)
         except FileNotFoundError:
             return None
-        except ValidationError as exc:
+        except DecodeError as exc:
             raise CloudyardError(
                 f"The claim {self._path(block)} on a block of slots cannot be read: {exc}.",
                 code="bad_claim",
@@ -183,7 +184,7 @@ def _slots(block: int) -> range:
     return range(block * BLOCK_SLOTS, min((block + 1) * BLOCK_SLOTS, SLOTS_MAX))
 
 
-def _alive(claim: Claim, block: int) -> bool:
+def _alive(claim: Claim, block: int, live: set[int]) -> bool:
     """Whether the yard that claimed the block may still use it: its edge runs, or one of its processes
     does."""
     try:
@@ -197,7 +198,7 @@ def _alive(claim: Claim, block: int) -> bool:
             return True
         finally:
             os.close(fd)
-    return not live_slots().isdisjoint(_slots(block))
+    return not live.isdisjoint(_slots(block))
 
 
 def live_slots() -> set[int]:

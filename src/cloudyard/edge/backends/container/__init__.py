@@ -33,7 +33,7 @@ from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
 from cloudyard.edge.host.trash import discard
-from cloudyard.errors import InvalidRequest, SandboxUnavailable, Unsupported
+from cloudyard.errors import CloudyardError, InvalidRequest, SandboxUnavailable, Unsupported
 from cloudyard.model import MIB, Image, SandboxId, SandboxSpec, parse_size
 from cloudyard.wire.guest import PROTOCOL_VERSION, Decoder, FrameError, Kind, Tag, encode
 
@@ -96,29 +96,36 @@ class ContainerBackend:
             launcher.close()
 
     async def adopt(self, facts: InstanceFacts) -> Instance | None:
+        site = self._site(facts.slot)
         try:
             process = self._watcher.watch(facts.pid)
         except ProcessLookupError:
+            await self._remove_found(site)
             return None
         if start_time(facts.pid) != facts.pid_start:
+            self._watcher.forget(process)
+            await self._remove_found(site)
             return None
         self._found.discard(facts.slot)
         self._slots.keep({facts.slot})
-        return ContainerInstance(facts, site=self._site(facts.slot), process=process, remove=self._remove)
+        return ContainerInstance(facts, site=site, process=process, remove=self._remove)
 
     async def sweep(self, keep: set[int]) -> list[str]:
         done: list[str] = []
 
         async def one(slot: int) -> None:
             async with turns:
-                await self._remove(self._site(slot))
-            done.append(f"removed what was left of slot {slot}")
+                try:
+                    await self._remove_found(self._site(slot))
+                except CloudyardError as exc:
+                    done.append(f"could not remove what was left of slot {slot}: {exc}")
+                else:
+                    done.append(f"removed what was left of slot {slot}")
 
         turns = CapacityLimiter(SWEPT_AT_ONCE)
         async with create_task_group() as tasks:
             for slot in self._found - keep:
                 tasks.start_soon(one, slot)
-        self._found &= keep
         for path in self._options.trash.iterdir():
             await to_thread.run_sync(discard, path, limiter=self._disk)
             done.append(f"removed the disk {path.name}")
@@ -126,7 +133,7 @@ class ContainerBackend:
 
     def capacity(self) -> int:
         pids = int(Path("/proc/sys/kernel/pid_max").read_text())
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(SLOTS_MAX, pids // PIDS_PER_SANDBOX, descriptors // DESCRIPTORS_PER_SANDBOX)
 
     # --------------------------------------------------------------------------------------------------------
@@ -137,7 +144,8 @@ class ContainerBackend:
         with ExitStack() as closing:
             await self._open(closing)
             async with create_task_group() as watching:
-                watching.start_soon(self._watcher.run)
+                needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled
+                watching.start_soon(self._watch, needed)
                 try:
                     async with create_task_group() as filling:
                         filling.start_soon(self._pool.run)
@@ -145,7 +153,11 @@ class ContainerBackend:
                         filling.cancel_scope.cancel()
                 finally:
                     await self._empty_pool()
-                watching.cancel_scope.cancel()
+                    needed.cancel()
+
+    async def _watch(self, needed: CancelScope) -> None:
+        with needed:
+            await self._watcher.run()
 
     async def _open(self, closing: ExitStack) -> None:
         """Take everything that lasts as long as the backend."""
@@ -166,6 +178,8 @@ class ContainerBackend:
                     code="program_missing",
                     hint="Run make, or scripts/setup.",
                 )
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         syscalls.become_subreaper()
         self._slots.open()
         closing.callback(self._slots.close)
@@ -271,7 +285,15 @@ class ContainerBackend:
         with CancelScope(shield=True):
             if launcher.process is not None:
                 launcher.process.kill()
+            else:
+                launcher.kill_unwatched()
             await self._remove(launcher.site)
+
+    async def _remove_found(self, site: Site) -> None:
+        """Remove what an earlier edge left of a slot."""
+        if site.slot in self._found:
+            await self._remove(site)
+            self._found.discard(site.slot)
 
     async def _remove(self, site: Site) -> None:
         await site.remove(self._watcher, self._disk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -75,8 +76,8 @@ class ContainerInstance:
                 if self._stopped:
                     return
                 self._process.kill()
-                if self._site.group.is_frozen():
-                    self._site.group.set_frozen(False)  # the signal is taken only by what runs
+                with contextlib.suppress(OSError):  # no group: an earlier stop came so far
+                    self._site.group.set_frozen(False)  # what is frozen takes the signal only then
                 await ended_within(self._process, END_WAIT_S)
                 await self._remove(self._site)
                 self._stopped = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import struct
 from collections.abc import Sequence
@@ -86,6 +87,11 @@ class Launcher:
         except BlockingIOError:
             return ""
         return said[-WORDS_BYTES_MAX:].decode("utf-8", "replace").strip()
+
+    def kill_unwatched(self) -> None:
+        """End it where it could not be watched; nobody else waits for it, so its number is still its own."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
     def close(self) -> None:
         """Let go of it. One that is parked leaves by itself then."""

@@ -1,0 +1,316 @@
+"""The measurements of `cloudyard bench`: each through the public SDK, each with its floor between its own
+samples.
+
+They know the SDK, the floors and /proc/meminfo of this machine; of the yard they know nothing that a user
+could not.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import anyio
+
+from cloudyard.cli.benchmarks.floors import TRUE, BubblewrapFloor, subprocess_s
+from cloudyard.cli.benchmarks.report import Metric, timed
+from cloudyard.errors import CloudyardError
+from cloudyard.sdk.client import Yard
+from cloudyard.sdk.sandbox import Sandbox
+
+SETTLE_MAX_S = 20.0
+SETTLE_STEP_S = 0.5
+SETTLED_MB = 1.0  # memory is settled when it moves less than this in a step, three times in a row
+MEMORY_BACK_MAX_S = 60.0
+MEMORY_BACK_PART = 0.95  # of what the sandboxes held
+GONE_MAX_S = 60.0
+CLIENTS = 16  # tasks that create and stop at once
+IN_FLIGHT = 1000
+IN_FLIGHT_BOXES = 40  # a sandbox holds at most 256 commands
+MEMORY = "64MiB"  # limit of each sandbox; they use a fraction
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    seconds: float = 60.0
+    samples: int = 200
+    alive: int = 1000
+    pool_turns: int = 640
+    """Sandboxes created before a rate is counted: ten times the pool."""
+    calls: int = 5000
+    """Commands run with IN_FLIGHT of them under way."""
+
+
+QUICK = Plan(seconds=5.0, samples=30, alive=50, pool_turns=64, calls=1000)
+
+
+@dataclass
+class Bench:
+    """What every measurement needs."""
+
+    yard: Yard
+    http_yard: Yard
+    image: str
+    plan: Plan
+    floor: BubblewrapFloor | None
+    """None where this machine cannot run it: no root, or no bubblewrap."""
+    tell: Callable[[str, float], None]
+    """Told what is being measured and how much of it is done (0 to 1)."""
+    notes: dict[str, str] = field(default_factory=dict)
+
+    async def create(self) -> Sandbox:
+        """A sandbox like all others of this run."""
+        return await self.yard.create(self.image, cpu=1, memory=MEMORY, pids=64)
+
+
+async def exec_ms(bench: Bench) -> list[Metric]:
+    """One `true` after another over the mux socket."""
+    return [await _exec(bench, "exec_ms", bench.yard)]
+
+
+async def exec_http_ms(bench: Bench) -> list[Metric]:
+    """One `true` after another, an HTTP request each."""
+    return [await _exec(bench, "exec_http_ms", bench.http_yard)]
+
+
+async def create_to_first_exec_ms(bench: Bench) -> list[Metric]:
+    """From asking for a sandbox to the result of its first command, in an empty yard."""
+    samples, floors = await _creates(bench, "create_to_first_exec_ms", bench.plan.samples // 2)
+    note = "" if floors else "the floor needs root and bubblewrap on this machine"
+    return [timed("create_to_first_exec_ms", samples, floors, note=note)]
+
+
+async def exec_in_flight(bench: Bench) -> list[Metric]:
+    """Commands finished per second by one client that always has IN_FLIGHT under way."""
+    boxes = await bench.yard.create_many(IN_FLIGHT_BOXES, bench.image, cpu=1, memory=MEMORY)
+    done = failed = 0
+    started = time.perf_counter()
+
+    async def caller(number: int) -> None:
+        nonlocal done, failed
+        box = boxes[number % len(boxes)]
+        for _ in range(-(-bench.plan.calls // IN_FLIGHT)):
+            try:
+                result = await box.run([TRUE])
+            except CloudyardError as error:
+                failed += 1
+                bench.notes["exec_in_flight"] = str(error)
+                continue
+            done += 1
+            failed += 0 if result.ok else 1
+            bench.tell("exec_in_flight", done / bench.plan.calls)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for number in range(IN_FLIGHT):
+                tasks.start_soon(caller, number)
+        took = time.perf_counter() - started
+    finally:
+        await _stop_all(bench, boxes)
+    note = f"{IN_FLIGHT} in flight, {done} done, {failed} failed"
+    if reason := bench.notes.get("exec_in_flight"):
+        note += f": {reason}"
+    return [Metric(name="exec_in_flight", unit="1/s", value=round(done / took, 1), note=note)]
+
+
+async def creates_per_s(bench: Bench) -> list[Metric]:
+    """Sandboxes created and stopped per second by some clients at once, once the pool is in its steady
+    state."""
+    made = failed = 0
+    counting_from = ends = float("inf")
+    counted = 0
+
+    async def client() -> None:
+        nonlocal made, failed, counted, counting_from, ends
+        while time.perf_counter() < ends:
+            try:
+                box = await bench.create()
+                await box.stop()
+            except CloudyardError as error:
+                failed += 1
+                bench.notes["creates_per_s"] = str(error)
+                if failed > made + CLIENTS:
+                    return  # nothing works any more
+                continue
+            made += 1
+            now = time.perf_counter()
+            if made >= bench.plan.pool_turns and counting_from == float("inf"):
+                counting_from, ends = now, now + bench.plan.seconds
+            elif counting_from < now <= ends:
+                counted += 1
+            bench.tell("creates_per_s", min(1.0, max(0.0, 1 - (ends - now) / bench.plan.seconds)))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(CLIENTS):
+            tasks.start_soon(client)
+    note = f"{CLIENTS} at once for {bench.plan.seconds:g} s, after {bench.plan.pool_turns}; {failed} failed"
+    if reason := bench.notes.get("creates_per_s"):
+        note += f": {reason}"
+    return [Metric(name="creates_per_s", unit="1/s", value=round(counted / bench.plan.seconds, 1), note=note)]
+
+
+async def density(bench: Bench) -> list[Metric]:
+    """Many idle sandboxes: memory of each, creating beside them, and how fast all are gone."""
+    alive = bench.plan.alive
+    empty, _ = await _creates(bench, "create at 0 alive", bench.plan.samples // 4, floor=False)
+    before = await settled_mb()
+    boxes: list[Sandbox] = []
+    metrics: list[Metric] = []
+    try:
+        await _fill(bench, boxes, alive)
+        held = before - await settled_mb()
+        metrics.append(
+            Metric(
+                name="idle_sandbox_mb",
+                unit="MB",
+                value=round(held / len(boxes), 3),
+                note=f"{len(boxes)} alive, one command run in each",
+            )
+        )
+        full, _ = await _creates(bench, f"create at {alive} alive", bench.plan.samples // 4, floor=False)
+        ratio = median(full) / median(empty)
+        note = (
+            f"p50 {median(full) * 1000:.1f} ms at {len(boxes)} alive, {median(empty) * 1000:.1f} ms at none"
+        )
+        metrics.append(Metric(name="create_at_1000_ratio", unit="x", value=round(ratio, 2), note=note))
+    finally:
+        started = time.perf_counter()
+        bench.tell("stopping all", 0.0)
+        await _stop_all(bench, boxes)
+        with anyio.move_on_after(GONE_MAX_S):
+            ours = {box.id for box in boxes}
+            while any(info.id in ours for info in await bench.yard.list()):  # noqa: ASYNC110 (nothing tells us)
+                await anyio.sleep(0.05)
+        gone = time.perf_counter() - started
+    metrics.append(
+        Metric(name="gone_s", unit="s", value=round(gone, 2), note=f"{len(boxes)} stopped and unlisted")
+    )
+    metrics.append(await _memory_back(bench, before, held, started))
+    return metrics
+
+
+MEASURES: dict[str, Callable[[Bench], Awaitable[list[Metric]]]] = {
+    "create_to_first_exec_ms": create_to_first_exec_ms,
+    "exec_ms": exec_ms,
+    "exec_http_ms": exec_http_ms,
+    "exec_in_flight": exec_in_flight,
+    "creates_per_s": creates_per_s,
+    "idle_sandbox_mb": density,
+    "create_at_1000_ratio": density,
+    "gone_s": density,
+    "memory_back_s": density,
+}
+
+
+async def measure(bench: Bench, only: str = "") -> list[Metric]:
+    """Run every measurement, or the one that gives the metric named. Each runs once, however many it
+    gives."""
+    metrics: list[Metric] = []
+    for act in dict.fromkeys([MEASURES[only]] if only else MEASURES.values()):
+        metrics += [metric for metric in await act(bench) if only in ("", metric.name)]
+    return metrics
+
+
+async def settled_mb() -> float:
+    """MemAvailable in MB, once it has stopped moving or SETTLE_MAX_S have passed."""
+    last = available_mb()
+    still = 0
+    with anyio.move_on_after(SETTLE_MAX_S):
+        while still < 3:
+            await anyio.sleep(SETTLE_STEP_S)
+            now = available_mb()
+            still = still + 1 if abs(now - last) < SETTLED_MB else 0
+            last = now
+    return last
+
+
+def available_mb() -> float:
+    """Memory that this machine could give to a new program, in MB."""
+    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(match[1]) * 1024 / 1e6 if match else 0.0
+
+
+async def _exec(bench: Bench, name: str, yard: Yard) -> Metric:
+    samples, floors = [], []
+    box = await bench.create()
+    try:
+        handle = await yard.get(box.id)
+        for number in range(bench.plan.samples + 5):
+            floors.append(subprocess_s())
+            started = time.perf_counter()
+            await handle.run([TRUE])
+            samples.append(time.perf_counter() - started)
+            bench.tell(name, number / bench.plan.samples)
+    finally:
+        await _stop_all(bench, [box])
+    return timed(name, samples[5:], floors[5:])  # the first ones warm caches and connections up
+
+
+async def _creates(
+    bench: Bench, name: str, count: int, *, floor: bool = True
+) -> tuple[list[float], list[float]]:
+    """Seconds from create to the end of the first command, and those of the floor in between."""
+    samples, floors = [], []
+    for number in range(count + 2):
+        if floor and bench.floor is not None:
+            floors.append(bench.floor.seconds())
+        started = time.perf_counter()
+        box = await bench.create()
+        try:
+            await box.run([TRUE])
+            samples.append(time.perf_counter() - started)
+        finally:
+            await _stop_all(bench, [box])
+        bench.tell(name, number / count)
+    return samples[2:], floors[2:]
+
+
+async def _fill(bench: Bench, boxes: list[Sandbox], count: int) -> None:
+    slots = anyio.Semaphore(CLIENTS)
+
+    async def one() -> None:
+        async with slots:
+            box = await bench.create()
+            boxes.append(box)
+            await box.run([TRUE])
+            bench.tell(f"creating {count}", len(boxes) / count)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(one)
+
+
+async def _memory_back(bench: Bench, before: float, held: float, started: float) -> Metric:
+    wanted = before - (1 - MEMORY_BACK_PART) * held
+    with anyio.move_on_after(MEMORY_BACK_MAX_S):
+        while available_mb() < wanted:
+            bench.tell("memory back", min(1.0, (time.perf_counter() - started) / MEMORY_BACK_MAX_S))
+            await anyio.sleep(0.1)
+    took = time.perf_counter() - started
+    note = f"until {MEMORY_BACK_PART:.0%} of {held:.0f} MB were available again"
+    if available_mb() < wanted:
+        note = f"not {note} ({wanted - available_mb():.0f} MB are missing)"
+    return Metric(name="memory_back_s", unit="s", value=round(took, 1), note=note)
+
+
+async def _stop_all(bench: Bench, boxes: list[Sandbox]) -> None:
+    """Stop sandboxes, also when the measurement was cancelled."""
+    slots = anyio.Semaphore(4 * CLIENTS)
+
+    async def one(box: Sandbox) -> None:
+        async with slots:
+            try:
+                await box.stop()
+            except CloudyardError as error:
+                bench.notes.setdefault("stop", str(error))
+
+    with anyio.move_on_after(GONE_MAX_S, shield=True):
+        async with anyio.create_task_group() as tasks:
+            for box in boxes:
+                tasks.start_soon(one, box)

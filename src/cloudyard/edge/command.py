@@ -1,0 +1,194 @@
+"""One command that is under way: what is known of it so far, and its result once it has ended.
+
+Holds state and answers questions; sends nothing. `Commands` moves it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+from msgspec.structs import replace
+
+from cloudyard.edge.clock import Timer
+from cloudyard.edge.history import output_path
+from cloudyard.edge.output import Stream
+from cloudyard.edge.records import Ended
+from cloudyard.edge.stdin import Stdin
+from cloudyard.edge.steps import Step
+from cloudyard.edge.translate import command_info
+from cloudyard.edge.verdict import Ending, NotStarted, Verdict
+from cloudyard.model import CommandInfo, CommandSpec, ExecResult, StreamName
+from cloudyard.wire.guest import STDERR, Frame, Tag
+
+MICRO = 1e-6
+
+
+class Command:
+    """A command from its intent to its result."""
+
+    __slots__ = (
+        "_ended",
+        "absence_s",
+        "cause",
+        "exit",
+        "id",
+        "info",
+        "kill_timer",
+        "killed",
+        "sent",
+        "spec",
+        "stalled_s",
+        "started_at",
+        "stderr",
+        "stdin",
+        "stdout",
+        "step",
+        "timed_out",
+        "timer",
+        "tree_gone",
+        "waits",
+    )
+
+    def __init__(
+        self, step: Step, spec: CommandSpec, directory: Path, *, waits: bool, cause: str = ""
+    ) -> None:
+        self.id = step.number
+        self.step = step
+        self.spec = spec
+        self.cause = cause
+        """The id of the request that started it."""
+        self.waits = waits
+        """The step that started it waits for its end."""
+        self.info = command_info(self.id, spec)
+        self.stdout = Stream(output_path(directory, self.id, "stdout"), spec.output_limit_bytes)
+        self.stderr = Stream(output_path(directory, self.id, "stderr"), spec.output_limit_bytes)
+        self.stdin = (
+            Stdin(self.id, spec.stdin, eof=not spec.keep_stdin) if spec.stdin or spec.keep_stdin else None
+        )
+        self.sent = False
+        """The guest was asked to start it."""
+        self.started_at = 0.0
+        """The monotonic clock when it was asked for."""
+        self.stalled_s = 0.0
+        """Time since then in which it could not run: queued, or while no edge was there."""
+        self.absence_s = 0.0
+        """How long no edge was there, where it ended in that time."""
+        self.timer: Timer | None = None
+        self.timed_out: float | None = None
+        self.killed = ""
+        """Why it was killed through us."""
+        self.kill_timer: Timer | None = None
+        self.exit: Frame | None = None
+        """The guest's word on its end."""
+        self.tree_gone = False
+        self._ended: anyio.Event | None = None
+
+    @property
+    def dying(self) -> bool:
+        """It was killed by us and has to end soon."""
+        return self.kill_timer is not None
+
+    @property
+    def tree_lives(self) -> bool:
+        """Something of it may be left, as far as the guest has said."""
+        if self.exit is None:
+            return self.sent
+        return not self.tree_gone and bool(self.exit.number(Tag.TREE_ALIVE, 0))
+
+    def stream(self, name: StreamName) -> Stream:
+        """One of its two streams."""
+        return self.stdout if name == "stdout" else self.stderr
+
+    def stream_of(self, frame: Frame) -> Stream:
+        """The stream that a frame is about."""
+        return self.stderr if frame.number(Tag.STREAM) == STDERR else self.stdout
+
+    def now(self) -> CommandInfo:
+        """It, as it runs."""
+        return replace(self.info, stdout_total=self.stdout.total, stderr_total=self.stderr.total)
+
+    def stop_timers(self) -> None:
+        """It needs no deadline any more."""
+        for timer in (self.timer, self.kill_timer):
+            if timer is not None:
+                timer.cancel()
+        self.timer = self.kill_timer = None
+
+    def ending(self, *, lost: str = "", oom_kills: int = 0, forks_refused: int = 0) -> Ending:
+        """What was seen of its end."""
+        exit_ = self.exit
+        return Ending(
+            exit_code=exit_.maybe_number(Tag.EXIT_CODE) if exit_ else None,
+            signal=exit_.maybe_number(Tag.SIGNAL) if exit_ else None,
+            timed_out=self.timed_out,
+            killed=self.killed,
+            lost=lost,
+            oom_kills=oom_kills,
+            forks_refused=forks_refused,
+            output_error=self.stdout.error or self.stderr.error,
+        )
+
+    def result(self, verdict: Verdict) -> ExecResult:
+        """How it ended, without output that lies in files."""
+        exit_ = self.exit
+        out, err = self.stdout, self.stderr
+        facts = ExecResult(
+            step=self.step.number,
+            command_id=self.id,
+            fault=verdict.fault,
+            oom=verdict.oom,
+            stdout=out.inline() or b"",
+            stderr=err.inline() or b"",
+            stdout_kept=out.kept,
+            stderr_kept=err.kept,
+            stdout_total=out.total,
+            stderr_total=err.total,
+            truncated=out.total > out.kept or err.total > err.kept,
+            timed_out=self.timed_out is not None,
+            stalled_s=self.stalled_s,
+        )
+        if exit_ is None:
+            return facts
+        return replace(
+            facts,
+            exit_code=exit_.maybe_number(Tag.EXIT_CODE),
+            signal=exit_.maybe_number(Tag.SIGNAL),
+            duration_s=exit_.number(Tag.DURATION_US, 0) * MICRO,
+            cpu_s=exit_.number(Tag.CPU_US, 0) * MICRO,
+            peak_memory_bytes=exit_.number(Tag.PEAK_BYTES, 0),
+        )
+
+    def result_not_started(self, why: NotStarted) -> ExecResult:
+        """That it never ran."""
+        return ExecResult(
+            step=self.step.number,
+            command_id=self.id,
+            exit_code=why.exit_code,
+            fault=why.fault,
+            error=why.error,
+            stalled_s=self.stalled_s,
+        )
+
+    def record(self, result: ExecResult) -> Ended:
+        """Its end, for the journal."""
+        info = replace(
+            self.now(), running=False, exit_code=result.exit_code, signal=result.signal, step=self.step.number
+        )
+        key, digest = (self.step.key, self.step.digest) if self.waits else ("", b"")
+        return Ended(self.id, key, digest, info, result, self.stdout.spilled, self.stderr.spilled)
+
+    async def wait_ended(self) -> None:
+        """Return once its end is on record."""
+        if self._ended is None:
+            self._ended = anyio.Event()
+        await self._ended.wait()
+
+    def wake(self) -> None:
+        """Its end is on record: let everyone go on who waits for anything of it."""
+        self.stdout.wake()
+        self.stderr.wake()
+        if self.stdin is not None:
+            self.stdin.wake()
+        if self._ended is not None:
+            self._ended.set()

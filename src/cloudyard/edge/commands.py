@@ -1,0 +1,537 @@
+"""The commands of one sandbox that are under way: started, fed, read, timed and ended over the guest link.
+
+Everything a frame causes is done at once, in place, without a task: an exec costs one frame down, three
+up and two records. The end of a command is on record before anybody hears of it, and only then may the
+guest forget it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+from msgspec.structs import replace
+
+from cloudyard.core.reconcile import OpenStep, Settlement, settle
+from cloudyard.edge.backends.base import Usage
+from cloudyard.edge.clock import Clock, Timers
+from cloudyard.edge.command import MICRO, Command
+from cloudyard.edge.config import (
+    COMMANDS_LIVE_MAX,
+    COMMANDS_QUEUED_MAX,
+    KILL_WAIT_S,
+    QUEUE_WAIT_S,
+    TREE_WAIT_S,
+)
+from cloudyard.edge.guest_link import GuestLink
+from cloudyard.edge.history import History
+from cloudyard.edge.journal import Journal
+from cloudyard.edge.records import Intent, Stalled
+from cloudyard.edge.steps import Step, StepBook
+from cloudyard.edge.translate import exec_frame, signal_frame
+from cloudyard.edge.verdict import SIGKILL, judge, judge_not_started
+from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, SandboxUnavailable
+from cloudyard.model import CommandSpec, ExecResult
+from cloudyard.wire.guest import STDERR, STDOUT, Frame, FrameError, Kind, Tag, encode
+
+log = logging.getLogger(__name__)
+_KINDS = frozenset(Kind)
+
+
+class Commands:
+    """Commands under way in one sandbox. Receives the frames of its guest link."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        steps: StepBook,
+        history: History,
+        directory: Path,
+        clock: Clock,
+        timers: Timers,
+        usage: Callable[[], Usage],
+        on_idle: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self._journal = journal
+        self._steps = steps
+        self._history = history
+        self._directory = directory
+        self._clock = clock
+        self._timers = timers
+        self._usage = usage
+        self._on_idle = on_idle
+        self._on_broken = on_broken
+        self.link: GuestLink | None = None
+        """The way to the guest; None while there is none."""
+        self._held = 0
+        """Commands that take a place in the guest."""
+        self._queue: deque[anyio.Event] = deque()
+        self._lingering: set[int] = set()
+        """Commands that have ended for us while something of them takes a place in the guest."""
+        self._unacknowledged: dict[int, Command] = {}
+        self._known: dict[int, Frame] = {}
+        self._listed: anyio.Event | None = None
+        self._resumed_at = 0.0
+        self._oom_kills = 0
+        self._forks_refused = 0
+        self.live: dict[int, Command] = {}
+
+    # --- starting, feeding, killing ---------------------------------------------------------------------
+
+    def begin(self, step: Step, spec: CommandSpec, *, waits: bool, cause: str = "") -> Command:
+        """Take up a command whose intent is on record. It runs once it is launched."""
+        command = Command(step, spec, self._directory, waits=waits, cause=cause)
+        self.live[command.id] = command
+        return command
+
+    def take_up(self, step: Step, intent: Intent) -> None:
+        """Take up a command that an earlier edge started; `resume` finds out what became of it."""
+        assert intent.command is not None, "the intent of a command carries it"
+        command = self.begin(step, intent.command, waits=intent.op == "exec")
+        if intent.op == "command":  # its start was answered, only its end is open
+            step.result = command.info
+        command.sent = True
+        command.started_at = intent.at
+        command.stalled_s = self._journal.stalled.get(command.id, 0.0)
+
+    async def launch(self, command: Command) -> None:
+        """Have the guest start it, as soon as the guest has a place.
+
+        Raises:
+            LimitExceeded: there was none for QUEUE_WAIT_S, or too many wait already.
+        """
+        began = self._clock.monotonic()
+        if self._held < COMMANDS_LIVE_MAX:
+            self._held += 1
+        else:
+            await self._wait_for_place()
+            command.stalled_s = self._clock.monotonic() - began
+        if command.id not in self.live:  # cancelled, or the sandbox ended meanwhile
+            self._give_place_back()
+            return
+        if command.stalled_s:
+            self._journal.append(Stalled(command.id, command.stalled_s))
+        command.sent = True
+        command.started_at = began
+        data = exec_frame(command.id, command.spec, self._journal.head)
+        if command.stdin is not None:
+            data += command.stdin.frames()
+        self.send(data)
+        self._arm(command)
+
+    def give_up(self, command: Command, error: CloudyardError) -> None:
+        """It could not even be handed to the guest."""
+        self._leave(command)
+        self._fail(command.step, error)
+        command.wake()
+
+    def find(self, command_id: int) -> Command:
+        """A command that is under way.
+
+        Raises:
+            Conflict: it has ended.
+            NotFound: there is none.
+        """
+        command = self.live.get(command_id)
+        if command is None:
+            self._history.find(command_id)
+            raise Conflict(f"Command {command_id} has ended.", code="command_ended")
+        return command
+
+    def send(self, data: bytes) -> None:
+        """Frames to the guest. While the link is down they go nowhere; `resume` makes up for it."""
+        if self.link is not None:
+            self.link.send(data)
+
+    def kill(self, command: Command, why: str) -> None:
+        """Kill it with its tree. It ends soon, or is given up after KILL_WAIT_S."""
+        if not command.killed:
+            command.killed = why
+        if not command.sent:
+            self._finish(command)
+        elif not command.dying:
+            self.send(signal_frame(command.id, SIGKILL))
+            command.kill_timer = self._timers.at(
+                self._clock.monotonic() + KILL_WAIT_S,
+                partial(
+                    self._finish,
+                    command,
+                    lost=f"the guest reported no end within {KILL_WAIT_S:g} s of SIGKILL",
+                ),
+            )
+
+    def cancel(self, cause: str, *, key: str = "") -> bool:
+        """Kill the command that the request of this id, or of this step key, waits for, if there is one."""
+        for command in self.live.values():
+            if command.waits and (command.cause == cause or (key and command.step.key == key)):
+                self.kill(command, "its request was cancelled")
+                return True
+        return False
+
+    def signal(self, command_id: int, number: int) -> None:
+        """Signal a command's tree.
+
+        Raises:
+            NotFound: there is no such command.
+        """
+        command = self.live.get(command_id)
+        if command is None:
+            self._history.find(command_id)  # it has ended; what it left behind is still of its tree
+        if command is not None and number == SIGKILL and not command.killed:
+            command.killed = "SIGKILL was sent to it by request"
+        if command is not None and not command.sent:
+            self._finish(command)
+            return
+        self.send(signal_frame(command_id, number))
+
+    def feed(self, command: Command, offset: int, data: bytes, *, eof: bool) -> None:
+        """Bytes for its stdin.
+
+        Raises:
+            Conflict: bytes before the offset are missing, or stdin was closed.
+            InvalidRequest: it was started without stdin.
+        """
+        if command.stdin is None:
+            raise InvalidRequest(
+                f"Command {command.id} was started without stdin.",
+                code="no_stdin",
+                hint="Start it with keep_stdin.",
+            )
+        command.stdin.offer(offset, data, eof=eof)
+        if command.sent:
+            self.send(command.stdin.frames())
+
+    def end_all(self, *, killed: str = "", lost: str = "") -> None:
+        """The sandbox has ended: so have its commands, by our doing or for a reason of their own."""
+        for command in list(self.live.values()):
+            command.killed = command.killed or killed
+            self._finish(command, lost=lost)
+        for event in self._queue:
+            event.set()
+        self.let_go("the sandbox has ended")
+
+    def let_go(self, why: str) -> None:
+        """Close the link. The guest holds what is under way for whoever connects next."""
+        if self.link is not None:
+            self.link.close(why)
+            self.link = None
+
+    # --- the link ---------------------------------------------------------------------------------------
+
+    async def resume(self, link: GuestLink, *, stalled_s: float = 0.0) -> None:
+        """Take a greeted link into use and go on with every command that was under way.
+
+        Args:
+            link: the new link.
+            stalled_s: time in which no edge was there to serve the commands.
+
+        Raises:
+            SandboxUnavailable: the link broke meanwhile.
+        """
+        self.link = link
+        self._resumed_at = self._clock.monotonic()
+        if not self.live and not self._lingering and not stalled_s:
+            return
+        self._known = {}
+        self._listed = anyio.Event()
+        link.send(encode(Kind.LIST))
+        await self._listed.wait()
+        self._listed = None
+        if link.broken:
+            raise SandboxUnavailable(
+                f"The guest's list did not come: {link.broken}.", code="guest_unreachable"
+            )
+        known, self._known = self._known, {}
+        sent = [command for command in self.live.values() if command.sent]
+        fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in sent), known)
+        for command in sent:
+            if fates[command.id] is Settlement.GO_ON:
+                self._go_on(command, known.pop(command.id), stalled_s)
+            else:
+                self._finish(command, lost="the guest knows nothing of it")
+        self._lingering.clear()
+        for number, state in known.items():
+            self._settle_stranger(number, state)
+        self._held = len(self._lingering) + sum(command.sent for command in self.live.values())
+
+    def _go_on(self, command: Command, state: Frame, stalled_s: float) -> None:
+        command.info = replace(
+            command.info, pid=state.number(Tag.PID, 0), pid_start=state.number(Tag.PID_START, 0)
+        )
+        if not command.waits and not command.step.done and command.info.pid:
+            self._answer(command)
+        frames: list[bytes] = []
+        streams = [(STDOUT, command.stdout, Tag.STDOUT_ACKED), (STDERR, command.stderr, Tag.STDERR_ACKED)]
+        for number, stream, tag in streams[: 1 if command.spec.pty else 2]:
+            offset = stream.resume(state.number(tag, 0)) if not stream.total else stream.total
+            frames.append(encode(Kind.RESUME, command.id, (Tag.STREAM, number), (Tag.OFFSET, offset)))
+            if stream.spilled:
+                frames.append(_acknowledgement(command.id, number, offset))
+        if command.stdin is not None:
+            command.stdin.resume(state.number(Tag.STDIN_TAKEN, 0))
+            frames.append(command.stdin.frames())
+        if command.dying:
+            frames.append(signal_frame(command.id, SIGKILL))
+        if not state.number(Tag.RUNNING, 0):
+            command.absence_s = stalled_s  # how much of it the command took is known with its end
+        else:
+            if stalled_s:
+                command.stalled_s += stalled_s
+                with suppress(LimitExceeded):  # then another restart counts this one to the timeout
+                    self._journal.append(Stalled(command.id, command.stalled_s))
+            self._arm(command)
+        self.send(b"".join(frames))
+
+    def _settle_stranger(self, number: int, state: Frame) -> None:
+        """A command that the guest holds and nobody waits for: its end is on record, or it was given up."""
+        if not state.number(Tag.RUNNING, 0):
+            self.send(encode(Kind.FORGET, number))
+            return
+        self._lingering.add(number)
+        self.send(signal_frame(number, SIGKILL))
+        for stream, tag in ((STDOUT, Tag.STDOUT_TOTAL), (STDERR, Tag.STDERR_TOTAL)):
+            self.send(encode(Kind.RESUME, number, (Tag.STREAM, stream), (Tag.OFFSET, state.number(tag, 0))))
+
+    def on_frame(self, frame: Frame) -> None:
+        """Do what a frame asks for."""
+        command = self.live.get(frame.command)
+        match frame.kind:
+            case Kind.OUTPUT if command is not None:
+                self._take_output(command, frame)
+            case Kind.STARTED if command is not None:
+                self._started(command, frame)
+            case Kind.EXITED if command is not None:
+                self._exited(command, frame)
+            case Kind.NOT_STARTED if command is not None:
+                self._not_started(command, frame)
+            case Kind.STDIN_ACK if command is not None and command.stdin is not None:
+                command.stdin.acknowledge(frame.number(Tag.OFFSET), closed=bool(frame.number(Tag.EOF, 0)))
+                self.send(command.stdin.frames())
+            case Kind.TREE_GONE if command is not None and command.exit is not None:
+                command.tree_gone = True
+                self._finish(command)
+            case Kind.TREE_GONE if frame.command in self._lingering:
+                self._leave_place(frame.command)
+            case Kind.EXITED if frame.command in self._lingering:
+                self.send(encode(Kind.FORGET, frame.command))
+                if not frame.number(Tag.TREE_ALIVE, 0):
+                    self._leave_place(frame.command)
+            case Kind.STATE:
+                self._known[frame.command] = frame
+            case Kind.LISTED if self._listed is not None:
+                self._listed.set()
+            case Kind.ERROR:
+                log.warning("%s: the guest complains: %s", self._journal.head.sandbox, frame.text(Tag.TEXT))
+            case kind:
+                if kind not in _KINDS:
+                    raise FrameError(f"a frame of the unknown kind {kind}")
+
+    def on_quiet(self) -> None:
+        """Acknowledge all that came together at once."""
+        if not self._unacknowledged:
+            return
+        for command in self._unacknowledged.values():
+            for number, stream in ((STDOUT, command.stdout), (STDERR, command.stderr)):
+                offset = stream.to_acknowledge()
+                if offset is not None:
+                    self.send(_acknowledgement(command.id, number, offset))
+        self._unacknowledged.clear()
+
+    def on_broken(self, why: str) -> None:
+        """The link broke: somebody has to look whether the guest lives."""
+        self.link = None
+        if self._listed is not None:
+            self._listed.set()
+        self._on_broken(why)
+
+    # --- what frames cause ------------------------------------------------------------------------------
+
+    def _take_output(self, command: Command, frame: Frame) -> None:
+        stream = command.stream_of(frame)
+        if not stream.take(frame.number(Tag.OFFSET), frame.data(Tag.DATA)):
+            self._break_link(f"output of command {command.id} has a gap at byte {stream.total}")
+        if stream.spilled:
+            self._unacknowledged[command.id] = command
+
+    def _started(self, command: Command, frame: Frame) -> None:
+        command.info = replace(
+            command.info,
+            step=command.step.number,
+            pid=frame.number(Tag.PID, 0),
+            pid_start=frame.number(Tag.PID_START, 0),
+        )
+        if not command.waits and not command.step.done:
+            self._answer(command)
+
+    def _answer(self, command: Command) -> None:
+        try:
+            self._steps.answer(command.step, command.info)
+        except CloudyardError:
+            self.kill(command, "its start could not be put on record")
+
+    def _exited(self, command: Command, frame: Frame) -> None:
+        command.exit = frame
+        if command.absence_s:
+            ended_at = command.started_at + frame.number(Tag.DURATION_US, 0) * MICRO
+            away_at = self._resumed_at - command.absence_s
+            command.stalled_s += min(max(0.0, ended_at - away_at), command.absence_s)
+        command.stdout.total = max(command.stdout.total, frame.number(Tag.STDOUT_TOTAL, 0))
+        command.stderr.total = max(command.stderr.total, frame.number(Tag.STDERR_TOTAL, 0))
+        if command.dying and frame.number(Tag.TREE_ALIVE, 0):
+            command.stop_timers()
+            command.kill_timer = self._timers.at(
+                self._clock.monotonic() + TREE_WAIT_S, partial(self._finish, command)
+            )
+            return
+        self._finish(command)
+
+    def _not_started(self, command: Command, frame: Frame) -> None:
+        _, forks_refused = self._counters()
+        why = judge_not_started(
+            frame.text(Tag.WHAT),
+            frame.number(Tag.ERRNO, 0),
+            frame.text(Tag.TEXT),
+            forks_refused=forks_refused,
+        )
+        if command.waits:
+            self._conclude(command, command.result_not_started(why), tree_lives=False)
+            return
+        self._leave(command)
+        self._forget(command, tree_lives=False)
+        error = InvalidRequest if why.fault.label == "policy" else SandboxUnavailable
+        self._fail(
+            command.step,
+            error(
+                f"The command could not be started: {why.error}.", code="not_started", hint=why.fault.evidence
+            ),
+        )
+        command.wake()
+
+    def _finish(self, command: Command, *, lost: str = "") -> None:
+        if command.id not in self.live:
+            return
+        if not command.waits and not command.step.done:  # it ended before its start was answered
+            if lost or not command.sent:
+                why = lost or command.killed
+                self._fail(command.step, SandboxUnavailable(f"The command was lost: {why}.", code="lost"))
+            else:
+                self._answer(command)
+        oom_kills, forks_refused = (0, 0)
+        if command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0:
+            oom_kills, forks_refused = self._counters()
+        verdict = judge(command.ending(lost=lost, oom_kills=oom_kills, forks_refused=forks_refused))
+        self._conclude(command, command.result(verdict), tree_lives=command.tree_lives)
+
+    def _conclude(self, command: Command, result: ExecResult, *, tree_lives: bool) -> None:
+        ended = command.record(result)
+        try:
+            self._history.add(ended)
+        except CloudyardError as exc:
+            self._leave(command)
+            if command.waits:
+                self._steps.settle(command.step, exc)
+            command.wake()
+            return
+        self._leave(command)
+        if command.sent:
+            self._forget(command, tree_lives=tree_lives)
+        if command.waits:
+            self._steps.settle(command.step, self._history.result(ended))
+        command.wake()
+
+    def _leave(self, command: Command) -> None:
+        command.stop_timers()
+        del self.live[command.id]
+        self._unacknowledged.pop(command.id, None)
+        if not self.live:
+            self._on_idle()
+
+    def _forget(self, command: Command, *, tree_lives: bool) -> None:
+        if command.exit is not None or not tree_lives:
+            self.send(encode(Kind.FORGET, command.id))
+        if tree_lives:
+            self._lingering.add(command.id)
+        else:
+            self._give_place_back()
+
+    def _leave_place(self, number: int) -> None:
+        self._lingering.discard(number)
+        self._give_place_back()
+
+    def _give_place_back(self) -> None:
+        if self._queue:
+            self._queue.popleft().set()  # the place goes on to the next
+        else:
+            self._held = max(0, self._held - 1)
+
+    def _fail(self, step: Step, error: CloudyardError) -> None:
+        try:
+            self._steps.fail(step, error)
+        except CloudyardError:
+            return  # those who wait were told that the record cannot be written
+
+    # --- the rest ---------------------------------------------------------------------------------------
+
+    async def _wait_for_place(self) -> None:
+        if len(self._queue) >= COMMANDS_QUEUED_MAX:
+            raise LimitExceeded(
+                f"{COMMANDS_QUEUED_MAX} commands wait in this sandbox already.",
+                code="too_many_commands",
+                hint="Wait for some of them first.",
+                retry_safe=True,
+            )
+        place = anyio.Event()
+        self._queue.append(place)
+        try:
+            with anyio.move_on_after(QUEUE_WAIT_S):
+                await place.wait()
+        finally:
+            if not place.is_set():
+                self._queue.remove(place)
+        if not place.is_set():
+            raise LimitExceeded(
+                f"{COMMANDS_LIVE_MAX} commands run in this sandbox; none ended within {QUEUE_WAIT_S:g} s.",
+                code="too_many_commands",
+                hint="Wait for some of them, or kill some.",
+                retry_safe=True,
+            )
+
+    def _arm(self, command: Command) -> None:
+        timeout_s = command.spec.timeout_s
+        if timeout_s is None or command.dying:
+            return
+        if command.timer is not None:
+            command.timer.cancel()
+        command.timer = self._timers.at(
+            command.started_at + command.stalled_s + timeout_s, partial(self._time_out, command)
+        )
+
+    def _time_out(self, command: Command) -> None:
+        command.timed_out = command.spec.timeout_s
+        self.kill(command, "timeout")
+
+    def _counters(self) -> tuple[int, int]:
+        """By how much the sandbox's counters of refusals grew since the last look."""
+        try:
+            usage = self._usage()
+        except SandboxUnavailable:
+            return 0, 0
+        grown = (usage.oom_kills - self._oom_kills, usage.pids_refused - self._forks_refused)
+        self._oom_kills, self._forks_refused = usage.oom_kills, usage.pids_refused
+        return max(0, grown[0]), max(0, grown[1])
+
+    def _break_link(self, why: str) -> None:
+        if self.link is not None:
+            self.link.close(why)
+            self.on_broken(why)
+
+
+def _acknowledgement(command_id: int, stream: int, offset: int) -> bytes:
+    return encode(Kind.OUTPUT_ACK, command_id, (Tag.STREAM, stream), (Tag.OFFSET, offset))

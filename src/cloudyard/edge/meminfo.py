@@ -1,0 +1,13 @@
+"""What the kernel says of this machine's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping; 0 where the kernel does not say."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,98 @@
+"""Whose doing an end is that is no plain success. Pure: what was seen goes in, the fault and its evidence
+come out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NamedTuple
+
+from cloudyard.model import Fault
+
+SIGKILL = 9
+SHELL_SAW_SIGKILL = 128 + SIGKILL  # how a shell reports that its child was killed so
+POLICY_WHATS = frozenset({"exec", "cwd", "user"})  # of NOT_STARTED: what the caller named; the rest is ours
+OUR_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO})
+
+
+class Ending(NamedTuple):
+    """What was seen of a command's end."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: float | None = None
+    """The timeout in seconds, where it struck."""
+    killed: str = ""
+    """Why we killed it, or somebody through us; empty when nobody did."""
+    lost: str = ""
+    """Why its end is not known."""
+    oom_kills: int = 0
+    """By how much the sandbox's counter of out-of-memory kills grew meanwhile."""
+    forks_refused: int = 0
+    """By how much the sandbox's counter of forks over its process limit grew meanwhile."""
+    output_error: str = ""
+    """Why output is missing that should be there."""
+
+
+class Verdict(NamedTuple):
+    """The fault, if any, and whether memory ran out."""
+
+    fault: Fault | None
+    oom: bool = False
+
+
+def judge(end: Ending) -> Verdict:
+    """The verdict on a command that ran."""
+    if end.lost:
+        return Verdict(Fault(label="infra", reason="lost", evidence=end.lost))
+    if end.output_error:
+        return Verdict(Fault(label="infra", reason="output", evidence=end.output_error))
+    if end.timed_out is not None:
+        evidence = f"it still ran after timeout_s = {end.timed_out:g}, and was killed with its whole tree"
+        return Verdict(Fault(label="policy", reason="timeout", evidence=evidence))
+    if end.killed:
+        return Verdict(Fault(label="policy", reason="killed", evidence=end.killed))
+    if end.signal is None and not end.exit_code:
+        return Verdict(None)
+    how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
+    if end.oom_kills > 0 and (end.signal == SIGKILL or end.exit_code == SHELL_SAW_SIGKILL):
+        evidence = f"{how}, and the memory cgroup's oom_kill counter grew by {end.oom_kills}"
+        return Verdict(Fault(label="policy", reason="oom", evidence=evidence), oom=True)
+    evidence = how
+    if end.oom_kills > 0:
+        evidence += f"; the memory cgroup's oom_kill counter grew by {end.oom_kills} since the last failure"
+    if end.forks_refused > 0:
+        evidence += f"; the process limit refused {end.forks_refused} forks since the last failure"
+    return Verdict(
+        Fault(label="policy", reason="exit" if end.signal is None else "signal", evidence=evidence)
+    )
+
+
+class NotStarted(NamedTuple):
+    """Why a command never ran."""
+
+    exit_code: int | None
+    fault: Fault
+    error: str
+
+
+def judge_not_started(what: str, number: int, text: str, *, forks_refused: int) -> NotStarted:
+    """The verdict on a command that never ran, from the guest's frame.
+
+    Args:
+        what: the call that failed, as docs/guest-protocol.md names it.
+        number: its errno.
+        text: its object.
+        forks_refused: by how much the counter of forks over the process limit grew.
+    """
+    reason = os.strerror(number) if number else "refused"
+    error = f"{what} {text}: {reason}".replace("  ", " ")
+    evidence = f"the guest's {what} failed with {errno.errorcode.get(number, number)}"
+    if what == "fork" and forks_refused > 0:
+        evidence += f", and the process limit refused {forks_refused} forks"
+        return NotStarted(None, Fault(label="policy", reason="pids", evidence=evidence), error)
+    if what in POLICY_WHATS and number not in OUR_ERRNOS:
+        code = 127 if what == "exec" and number == errno.ENOENT else 126
+        return NotStarted(code, Fault(label="policy", reason="not_started", evidence=evidence), error)
+    return NotStarted(None, Fault(label="infra", reason="not_started", evidence=evidence), error)

@@ -1,0 +1,250 @@
+"""The container backend keeps the contract of backends, and what is its own: where its things lie and what it
+says when it cannot go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec import json
+from msgspec.structs import replace
+
+from cloudyard.edge.backends.base import Backend, InstanceFacts
+from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
+from cloudyard.edge.host.slots import SLOTS_MAX, Slots, live_slots
+from cloudyard.errors import Conflict, InvalidRequest, LimitExceeded, SandboxUnavailable, Unsupported
+from cloudyard.images.depot import Depot
+from cloudyard.model import MIB, Image, SandboxSpec
+from cloudyard.testing.backend_contract import SPEC, MakeBackend, SandboxContract, new_id, run
+from support import REPOSITORY, wait_until
+
+pytestmark = pytest.mark.live
+
+POOL_SIZE = 3
+GUEST_DIR = REPOSITORY / "guest"
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """The directory with the guest and the launcher, compiled."""
+    subprocess.run(["make", "-s", "-C", str(GUEST_DIR)], check=True, timeout=300, stdin=subprocess.DEVNULL)
+    return GUEST_DIR / "build"
+
+
+@pytest.fixture
+def options(yard_dir: Path, programs: Path, leaks: None) -> ContainerOptions:
+    return ContainerOptions(
+        state=yard_dir / "state",
+        run=yard_dir / "run",
+        launcher=programs / "launch",
+        guest=programs / "guest",
+        pool_size=POOL_SIZE,
+        prepared_at_once=2,
+    )
+
+
+@pytest.fixture
+def image(depot: Path) -> Image:
+    return Depot(depot).image("debian")
+
+
+def maker(
+    options: ContainerOptions, depot: Path
+) -> Callable[[], AbstractAsyncContextManager[ContainerBackend]]:
+    @asynccontextmanager
+    async def make() -> AsyncIterator[ContainerBackend]:
+        async with ContainerBackend(options, Depot(depot).layer_path) as backend:
+            yield backend
+
+    return make
+
+
+def loops_of(depot: Path) -> list[str]:
+    """Loop devices on this depot's layers."""
+    files = Path("/sys/block").glob("loop*/loop/backing_file")
+    return [path.parts[3] for path in files if str(depot) in path.read_text()]
+
+
+def places(options: ContainerOptions) -> dict[str, set[str]]:
+    """What is on the host of each slot of this yard."""
+    groups = Path("/sys/fs/cgroup").glob(f"*/cloudyard/{options.tag}/*/")
+    return {
+        "cgroups": {group.name for group in groups},
+        "boxes": set(os.listdir(options.boxes)),
+        "sockets": {name.removesuffix(".sock") for name in os.listdir(options.guests)},
+    }
+
+
+class TestContainer(SandboxContract):
+    """The contract, with layers mounted straight from their files."""
+
+    @pytest.fixture
+    def make_backend(self, options: ContainerOptions, depot: Path) -> MakeBackend:
+        self.options = options
+        self.mounts = Path("/proc/self/mountinfo").read_text()
+        return maker(options, depot)
+
+    @pytest.fixture
+    def image(self, depot: Path) -> Image:
+        return Depot(depot).image("debian")
+
+    async def check_empty(self, backend: Backend) -> None:
+        await wait_until(lambda: not self.beyond_pool(), f"nothing but a pool: {self.beyond_pool()}")
+        assert Path("/proc/self/mountinfo").read_text() == self.mounts
+
+    def beyond_pool(self) -> str:
+        """What is on the host beyond launchers that wait."""
+        found = places(self.options)
+        if (
+            any(len(names) != POOL_SIZE for names in found.values())
+            or len(set(map(frozenset, found.values()))) > 1
+        ):
+            return str(found)
+        if trash := os.listdir(self.options.trash):
+            return f"trash: {trash}"
+        return str(live_slots() & {int(name) for name in found["boxes"]} or "")
+
+
+async def test_layers_through_loop_devices_free_them_at_the_end(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    async with maker(replace(options, layer_mount="loop"), depot)() as backend:
+        instance = await backend.create(new_id(), SPEC, image)
+        assert loops_of(depot)
+        assert (await run(instance, "/bin/true")).exit_code == 0
+        await instance.stop()
+    await wait_until(lambda: not loops_of(depot), "loop devices are free")
+
+
+async def test_an_edge_that_is_killed_leaves_its_sandbox_and_nothing_parked(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    edge = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            EDGE,
+            *map(str, (depot, options.state, options.run, options.launcher, options.guest)),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert edge.stdout is not None
+    line = await anyio.to_thread.run_sync(edge.stdout.readline)
+    edge.kill()
+    edge.wait()
+    edge.stdout.close()
+    facts = json.decode(line, type=InstanceFacts)
+    async with maker(options, depot)() as backend:
+        instance = await backend.adopt(facts)
+        assert instance is not None
+        assert (await run(instance, "cat /tmp/made-before")).stdout == "yes\n"
+        await backend.sweep({facts.slot})
+        assert str(facts.slot) in places(options)["boxes"]
+        await instance.stop()
+
+
+EDGE = textwrap.dedent("""
+    import sys, anyio
+    from pathlib import Path
+    from msgspec import json
+    from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
+    from cloudyard.images.depot import Depot
+    from cloudyard.testing.backend_contract import SPEC, new_id, run
+
+    async def main():
+        depot = Depot(sys.argv[1])
+        state, run_dir, launcher, guest = map(Path, sys.argv[2:])
+        options = ContainerOptions(state=state, run=run_dir, launcher=launcher, guest=guest)
+        async with ContainerBackend(options, depot.layer_path) as backend:
+            instance = await backend.create(new_id(), SPEC, depot.image("debian"))
+            await run(instance, "echo yes > /tmp/made-before")
+            sys.stdout.buffer.write(json.encode(instance.facts) + b"\\n")
+            sys.stdout.flush()
+            await anyio.sleep_forever()
+
+    anyio.run(main)
+""")
+
+
+async def test_yards_live_side_by_side_with_slots_of_their_own(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    other = replace(options, state=options.state / "other", run=options.run / "other")
+    async with maker(options, depot)() as first, maker(other, depot)() as second:
+        await first.sweep(set())
+        one = await first.create(new_id(), SPEC, image)
+        two = await second.create(new_id(), SPEC, image)
+        assert one.facts.slot // 64 != two.facts.slot // 64
+        await second.sweep(set())
+        assert (await run(one, "/bin/true")).exit_code == 0
+        await two.stop()
+        await one.stop()
+
+
+async def test_a_second_edge_on_one_state_directory_is_refused(
+    options: ContainerOptions, depot: Path
+) -> None:
+    async with maker(options, depot)():
+        with pytest.raises(Conflict, match="Another edge") as caught:
+            await maker(options, depot)().__aenter__()
+    assert caught.value.code == "state_in_use"
+
+
+async def test_a_machine_without_free_slots_says_who_has_them(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    options = replace(options, claims=options.state / "claims", pool_size=1)
+    holder = Slots(options.state / "holder", claims=options.claims)
+    options.claims.mkdir(parents=True)
+    holder.open()
+    for _ in range(SLOTS_MAX):
+        holder.take()
+    async with maker(options, depot)() as backend:
+        with pytest.raises(LimitExceeded, match="holder") as caught:
+            await backend.create(new_id(), SPEC, image)
+        assert caught.value.code == "no_slot"
+        assert places(options) == {"cgroups": set(), "boxes": set(), "sockets": set()}
+    holder.close()
+
+
+async def test_a_guest_that_ends_at_once_is_told_with_its_last_words(
+    options: ContainerOptions, depot: Path, image: Image, tmp_path: Path
+) -> None:
+    script = tmp_path / "guest"
+    script.write_text("#!/bin/sh\necho the guest has no heart >&2\n")
+    script.chmod(0o755)
+    async with maker(replace(options, guest=script), depot)() as backend:
+        with pytest.raises(SandboxUnavailable, match="the guest has no heart"):
+            await backend.create(new_id(), SPEC, image)
+        await wait_until(lambda: len(places(options)["boxes"]) == POOL_SIZE, "only parked launchers are left")
+
+
+async def test_a_run_directory_that_is_too_long_is_refused(options: ContainerOptions, depot: Path) -> None:
+    with pytest.raises(InvalidRequest, match="too long"):
+        await maker(replace(options, run=options.run / ("x" * 90)), depot)().__aenter__()
+
+
+async def test_a_missing_program_is_named(options: ContainerOptions, depot: Path) -> None:
+    with pytest.raises(Unsupported, match="no-such-bwrap"):
+        await maker(replace(options, bubblewrap=Path("/usr/bin/no-such-bwrap")), depot)().__aenter__()
+
+
+async def test_limits_are_those_of_the_spec(options: ContainerOptions, depot: Path, image: Image) -> None:
+    spec = SandboxSpec(image="debian", cpu=0.5, memory=64 * MIB, pids=20)
+    async with maker(options, depot)() as backend:
+        instance = await backend.create(new_id(), spec, image)
+        group = f"cloudyard/{options.tag}/{instance.facts.slot}"
+        names = ("memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us", "cpu.max", "pids.max")
+        files = [path for name in names for path in Path("/sys/fs/cgroup").glob(f"*/{group}/{name}")]
+        found = [path.read_text().split()[0] for path in files]
+        await instance.stop()
+    assert found == [str(64 * MIB), "50000", "28"]

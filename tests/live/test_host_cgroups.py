@@ -1,0 +1,150 @@
+"""Control groups: how a version is chosen, version 2 on a tree of plain files, both on the real kernel."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cloudyard.edge.host.cgroups import Limits, choose, freeze, mounted, open_cgroups, remove
+from cloudyard.edge.host.cgroups.v2 import CgroupsV2, GroupV2, enable
+from cloudyard.errors import Unsupported
+from cloudyard.model import MIB
+from support import wait_until
+
+pytestmark = pytest.mark.live
+
+LIMITS = Limits(memory_bytes=64 * MIB, cpu=1.5, pids=20)
+V1 = """\
+31 25 0:27 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+33 31 0:29 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
+34 31 0:30 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+35 31 0:31 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
+"""
+
+
+def test_controllers_mounted_together_share_a_directory() -> None:
+    found = choose(mounted(V1))
+    assert isinstance(found, dict)
+    assert found["cpu"] == found["cpuacct"] == Path("/sys/fs/cgroup/cpu,cpuacct")
+    assert found["memory"] == Path("/sys/fs/cgroup/memory")
+
+
+def test_version_2_is_used_where_it_has_all_controllers(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    line = f"40 25 0:40 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
+    assert choose(mounted(V1 + line)) == tmp_path
+
+
+def test_an_empty_version_2_beside_version_1_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("\n")
+    line = f"40 25 0:40 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
+    assert isinstance(choose(mounted(line + V1)), dict)
+
+
+def test_a_missing_controller_is_named() -> None:
+    with pytest.raises(Unsupported, match="pids"):
+        choose(mounted("\n".join(line for line in V1.splitlines() if "pids" not in line)))
+
+
+def plain_tree(root: Path, *groups: str) -> None:
+    """Groups of version 2 as plain files."""
+    for group in ("", *groups):
+        home = root / group
+        home.mkdir(parents=True, exist_ok=True)
+        for name in ("subtree_control", "procs", "freeze"):
+            (home / f"cgroup.{name}").write_text("")
+
+
+def test_version_2_enables_controllers_down_to_the_parent(tmp_path: Path) -> None:
+    plain_tree(tmp_path, "cloudyard", "cloudyard/yard")
+    CgroupsV2(tmp_path, "cloudyard/yard")
+    for group in ("", "cloudyard", "cloudyard/yard"):
+        assert (tmp_path / group / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+
+
+def test_version_2_enables_only_what_is_not_yet(tmp_path: Path) -> None:
+    plain_tree(tmp_path)
+    (tmp_path / "cgroup.subtree_control").write_text("memory pids")
+    enable(tmp_path)
+    assert (tmp_path / "cgroup.subtree_control").read_text().startswith("+cpu")
+
+
+def test_version_2_writes_limits_and_reads_counters(tmp_path: Path) -> None:
+    for name in ("memory.max", "memory.swap.max", "cpu.max", "pids.max"):
+        (tmp_path / name).write_text("")
+    GroupV2(tmp_path).limit(LIMITS)
+    assert (tmp_path / "memory.max").read_text() == str(64 * MIB)
+    assert (tmp_path / "memory.swap.max").read_text() == "0"
+    assert (tmp_path / "cpu.max").read_text() == "150000 100000"
+    assert (tmp_path / "pids.max").read_text() == "20"
+
+    texts = {
+        "memory.current": "1000\n",
+        "memory.peak": "3000\n",
+        "memory.events": "low 0\noom 2\noom_kill 1\n",
+        "cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
+        "pids.current": "3\n",
+        "pids.events": "max 7\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    usage = GroupV2(tmp_path).usage()
+    assert (usage.memory_bytes, usage.memory_peak_bytes, usage.oom_kills) == (1000, 3000, 1)
+    assert (usage.cpu_s, usage.pids, usage.pids_refused) == (2.5, 3, 7)
+
+
+def test_version_2_without_a_peak_gives_what_is_used_now(tmp_path: Path) -> None:
+    texts = {"memory.current": "1000", "memory.events": "", "cpu.stat": "usage_usec 0", "pids.current": "0"}
+    for name, text in {**texts, "pids.events": "max 0"}.items():
+        (tmp_path / name).write_text(text)
+    assert GroupV2(tmp_path).usage().memory_peak_bytes == 1000
+
+
+async def test_a_group_of_this_kernel_holds_limits_freezes_and_goes(token: str, leaks: None) -> None:
+    groups = open_cgroups(token)
+    group = groups.group("0")
+    group.make()
+    group.limit(LIMITS)
+    group.limit(
+        Limits(memory_bytes=128 * MIB, cpu=1.0, pids=30)
+    )  # either way past the limit on memory and swap
+    group.limit(LIMITS)
+    assert groups.names() == ["0"]
+    with in_group(group.entries()) as sleeper:
+        await wait_until(lambda: group.pids() == [sleeper.pid], "it is in")
+        await freeze(group)
+        assert group.is_frozen()
+        sleeper.kill()
+        group.set_frozen(False)
+    assert group.usage().pids == 0
+    await remove(group)
+    await remove(group)
+    assert groups.names() == []
+    groups.close()
+
+
+async def test_a_version_2_group_freezes_and_goes_even_without_controllers(token: str, leaks: None) -> None:
+    unified = next(
+        (mount.at for mount in mounted(Path("/proc/self/mountinfo").read_text()) if mount.version == 2), None
+    )
+    if unified is None:
+        pytest.skip("no cgroup2 is mounted")
+    home = unified / token
+    group = GroupV2(home)
+    group.make()
+    with in_group(group.entries()) as sleeper:
+        await wait_until(lambda: group.pids() == [sleeper.pid], "it is in")
+        await freeze(group)
+        sleeper.kill()
+        await wait_until(lambda: sleeper.poll() is not None, "version 2 kills what is frozen")
+        group.set_frozen(False)
+    await remove(group)
+
+
+def in_group(entries: list[int]) -> subprocess.Popen[bytes]:
+    """A process that sleeps in the group."""
+    join = "".join(f"echo 0 >&{fd}; " for fd in entries) + "exec sleep 60"
+    return subprocess.Popen(["bash", "-c", join], pass_fds=entries, stdin=subprocess.DEVNULL)
