@@ -606,7 +606,7 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
         raise InvalidRequest(
             f"labels hold {len(spec.labels)} entries.",
             code="bad_labels",
-            hint=f"At most {LABELS_MAX} labels of {LABEL_BYTES_MAX} characters each, name and value together.",
+            hint=f"At most {LABELS_MAX} labels of {LABEL_BYTES_MAX} characters, name and value together.",
         )
     check_env(spec.env)
     return replace(spec, memory=memory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,15 +16,19 @@ from cloudyard.assemble.secrets import credentials_of, nats_address
 from cloudyard.control.service import ControlConfig, serve_control
 from cloudyard.core.iam import Grant, hash_token
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
-from cloudyard.errors import InvalidRequest
-from cloudyard.fabric import Credentials
-from cloudyard.fabric.nats_server import CONTROL_USER
+from cloudyard.edge.config import EdgeConfig
+from cloudyard.edge.daemon import Edge, serve
+from cloudyard.errors import CloudyardError, InvalidRequest
+from cloudyard.fabric import Credentials, Fabric
+from cloudyard.fabric.nats_server import CONTROL_USER, edge_user
 from cloudyard.images.depot import Depot
 from cloudyard.model import ProjectId
 
 BINARIES = Path(__file__).resolve().parents[1] / "_bin"  # the compiled guest and launcher
 LOCAL_PROJECT = ProjectId("local")
 LOCAL_PRINCIPAL = "local"
+
+log = logging.getLogger(__name__)
 
 
 def container_backend(config: YardConfig, *, pool_size: int | None = None) -> ContainerBackend:
@@ -48,9 +54,49 @@ def container_options(config: YardConfig) -> ContainerOptions:
     )
 
 
-async def sweep_node(config: YardConfig) -> list[str]:
-    """Remove every sandbox of this yard from the node, whatever state it is in. No edge may be running."""
+def make_edge(config: YardConfig, backend: ContainerBackend) -> Edge:
+    """The edge of this node, not yet entered."""
+    depot = Depot(config.depot)
+    edge = EdgeConfig(
+        edge=config.edge,
+        state_dir=config.paths.state,
+        cpu_total=float(len(os.sched_getaffinity(0))),
+        memory_total_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        cpu_overcommit=config.cpu_overcommit,
+        memory_overcommit=config.memory_overcommit,
+        sandboxes_max=backend.capacity(),
+    )
+    return Edge(edge, backends={backend.name: backend}, images=depot.image, image_names=depot.names)
+
+
+def run_edge(config: YardConfig) -> None:
+    """Be the edge process until SIGTERM; sandboxes live on."""
+    anyio.run(
+        until_told, lambda: _serve_edge(config)
+    )  # not uvloop: starting processes costs three times as much there
+
+
+async def _serve_edge(config: YardConfig) -> None:
+    user = edge_user(config.edge)
+    async with (
+        container_backend(config) as backend,
+        make_edge(config, backend) as edge,  # brings node and records together, before and without NATS
+        Fabric.connect(nats_address(config), credentials_of(config, user), name=user) as fabric,
+    ):
+        await serve(edge, fabric)
+
+
+async def clear_node(config: YardConfig) -> list[str]:
+    """Stop every sandbox of this yard, and remove whatever is left of any. No edge may be running.
+
+    Gives a sentence for each thing that was removed beyond the sandboxes that could be stopped.
+    """
     async with container_backend(config, pool_size=0) as backend:
+        try:
+            async with make_edge(config, backend) as edge:
+                await edge.stop_all()
+        except CloudyardError as exc:
+            log.warning("sandboxes could not be stopped one by one: %s", exc)
         return await backend.sweep(set())
 
 

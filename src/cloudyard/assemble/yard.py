@@ -32,7 +32,7 @@ from cloudyard.assemble.config import (
     server_environment,
     write_private,
 )
-from cloudyard.assemble.roles import container_options, read_client, sweep_node
+from cloudyard.assemble.roles import clear_node, container_options, read_client
 from cloudyard.assemble.secrets import make_secrets
 from cloudyard.control.auth import new_token
 from cloudyard.errors import CloudyardError, Conflict, Forbidden, InvalidRequest, YardUnavailable
@@ -143,7 +143,7 @@ async def lower_yard(config: YardConfig, *, say: Say, purge: bool = False) -> li
         await _end_processes(config)
         say("stopping sandboxes")
         with anyio.fail_after(SWEEP_S):
-            removed = await sweep_node(config)
+            removed = await clear_node(config)
         say("checking that nothing is left")
         await _wait_nothing_left(config)
         shutil.rmtree(config.paths.run, ignore_errors=True)

@@ -19,7 +19,9 @@ from rich.table import Table
 
 from cloudyard.assemble import children, supervisor, yard
 from cloudyard.assemble.config import (
+    CPU_OVERCOMMIT,
     HOST_DEFAULT,
+    MEMORY_OVERCOMMIT,
     PORT_DEFAULT,
     RUN_DEFAULT,
     STATE_DEFAULT,
@@ -33,6 +35,7 @@ from cloudyard.core.doctor import Bound, Finding
 from cloudyard.errors import Conflict, NotFound, Unsupported
 from cloudyard.model import GIB
 
+REMOVED_SHOWN = 20  # lines of what `down` had to remove by force
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -50,6 +53,20 @@ def add_up_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--host", default=HOST_DEFAULT, help=f"where the gateway listens ({HOST_DEFAULT})")
     parser.add_argument("--port", type=int, default=PORT_DEFAULT, help=f"its port ({PORT_DEFAULT})")
+    parser.add_argument(
+        "--cpu-overcommit",
+        type=float,
+        default=CPU_OVERCOMMIT,
+        metavar="X",
+        help=f"cores promised to sandboxes for each there is ({CPU_OVERCOMMIT:g})",
+    )
+    parser.add_argument(
+        "--memory-overcommit",
+        type=float,
+        default=MEMORY_OVERCOMMIT,
+        metavar="X",
+        help=f"memory promised to sandboxes for each byte there is ({MEMORY_OVERCOMMIT:g})",
+    )
     parser.add_argument(
         "--foreground", action="store_true", help="stay, and end the yard's processes on Ctrl-C"
     )
@@ -101,7 +118,11 @@ def run_down(args: Namespace) -> int:
         return 0
     with _progress(quiet=False) as say:
         removed = anyio.run(partial(yard.lower_yard, config, say=say, purge=args.purge))
-    print(f"The yard in {config.state} is down; {len(removed)} things of its sandboxes were removed.")
+    print(f"The yard in {config.state} is down.")
+    for sentence in removed[:REMOVED_SHOWN]:
+        print(f"  {sentence}")
+    if len(removed) > REMOVED_SHOWN:
+        print(f"  and {len(removed) - REMOVED_SHOWN} more")
     if args.purge:
         print("Its state, images and logs are removed.")
     return 0

@@ -1,0 +1,124 @@
+"""kill -9 of each of the yard's processes, at random, under load: nothing is lost, nothing runs twice,
+nothing is left.
+
+The load is what a trainer gives: many sandboxes, each with one command after the other and one that runs all
+the while. Every command leaves a line in a file of its sandbox, so that one which ran twice, or never, is
+seen there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+from anyio import to_thread
+
+import cloudyard
+import support
+from yards import TestYard
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+SANDBOXES = 32
+ROUNDS = 2  # kills of each process
+COMMANDS_BETWEEN = 2 * SANDBOXES  # that must end between two kills: the yard is at work again
+PARTS = ("nats", "control", "edge", "supervisor")
+BACK_S = 30.0  # bound of the yard's return after a kill
+COMMAND = "echo {n} >> /root/ran; echo begin {n}; sleep 0.2; echo end {n}"
+TICKER = "n=0; while :; do n=$((n+1)); echo tick $n; sleep 0.1; done"
+
+
+@dataclass
+class Load:
+    """What the clients have done so far."""
+
+    ended: int = 0
+    over: bool = False
+    wrong: list[str] = field(default_factory=list)
+
+    async def wait_for(self, goal: int, what: str) -> None:
+        await support.wait_until(lambda: self.ended >= goal, what, within_s=BACK_S)
+
+
+async def keep_busy(box: cloudyard.Sandbox, load: Load) -> None:
+    """One command after the other until the load is over; then look whether each ran exactly once."""
+    n = 0
+    while not load.over:
+        n += 1
+        done = await box.run(COMMAND.format(n=n), timeout_s=60)
+        load.ended += 1
+        if done.stdout != f"begin {n}\nend {n}\n".encode() or done.exit_code != 0 or done.fault:
+            load.wrong.append(f"{box.id} command {n}: {done!r}")
+    ran = (await box.read("/root/ran")).split()
+    if ran != [str(i + 1).encode() for i in range(n)]:
+        load.wrong.append(f"{box.id} ran {ran}, was asked for 1 to {n}")
+
+
+async def kill_parts(yard: TestYard, load: Load, chance: random.Random) -> None:
+    """Kill each part ROUNDS times in random order, each time when the yard has worked again for a while."""
+    order = list(PARTS) * ROUNDS
+    chance.shuffle(order)
+    for part in order:
+        goal = load.ended + COMMANDS_BETWEEN
+        await load.wait_for(goal, f"work goes on before {part} is killed")
+        before = yard.pids()
+        os.kill(before[part], signal.SIGKILL)
+        if part == "supervisor":
+            await support.wait_until(lambda: "supervisor" not in yard.pids(), "the supervisor is gone")
+            done = await to_thread.run_sync(yard.up)
+            assert done.returncode == 0, done.stderr
+            assert yard.pids() | {part: 0} == before | {part: 0}
+        else:
+            await support.wait_until(
+                lambda part=part, old=before[part]: yard.pids().get(part, old) != old,
+                f"{part} is started again",
+            )
+    goal = load.ended + COMMANDS_BETWEEN
+    await load.wait_for(goal, "work goes on after the last kill")
+    load.over = True
+
+
+async def check_ticker(box: cloudyard.Sandbox, ticker: cloudyard.Process, load: Load) -> None:
+    """The process that ran all the while is the same one, and every line that it wrote is there once, in
+    order."""
+    now = next(info for info in await box.commands() if info.command_id == ticker.id)
+    if (now.pid, now.pid_start, now.running) != (ticker.pid, ticker.pid_start, True):
+        load.wrong.append(f"{box.id} has another process: {now!r}, it was {ticker.info!r}")
+    await ticker.kill()
+    done = await ticker.wait()
+    text = b"".join([chunk async for chunk in ticker.stdout()])
+    lines = text.decode().splitlines()
+    if (
+        done.signal != signal.SIGKILL
+        or lines != [f"tick {i + 1}" for i in range(len(lines))]
+        or len(lines) < 10
+    ):
+        load.wrong.append(f"{box.id} ticked {lines[:3]}...{lines[-3:]}, {done!r}")
+
+
+async def test_nothing_is_lost_or_done_twice_whatever_is_killed(yard: TestYard) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")  # shown with a failure
+    assert yard.up().returncode == 0
+    load = Load()
+    async with yard.connect() as client:
+        boxes = await client.create_many(SANDBOXES, image="debian", memory="64MiB")
+        tickers = [await box.start(TICKER) for box in boxes]
+        async with anyio.create_task_group() as tasks:
+            for box in boxes:
+                tasks.start_soon(keep_busy, box, load)
+            tasks.start_soon(kill_parts, yard, load, random.Random(seed))
+        async with anyio.create_task_group() as tasks:
+            for box, ticker in zip(boxes, tickers, strict=True):
+                tasks.start_soon(check_ticker, box, ticker, load)
+        infos = await client.list()
+    assert load.wrong == []
+    assert {info.id for info in infos} == {box.id for box in boxes}
+    down = yard.down()
+    assert down.returncode == 0, (
+        down.stderr
+    )  # and the fixture counts processes, mounts, cgroups, namespaces and claims
