@@ -241,8 +241,3 @@ def error_of(body: ErrorBody) -> CloudyardError:
         retry_safe=body.retry_safe,
         fault=body.fault,
     )
-
-
-def raise_error(body: ErrorBody) -> None:
-    """Raise the error that a body describes."""
-    raise error_of(body)
