@@ -46,7 +46,7 @@ def error(answer: httpx.Response) -> tuple[int, str, str]:
     """Status, kind and code, after a look at the shape."""
     assert list(answer.json()) == ["error"], answer.text
     body = answer.json()["error"]
-    assert {"kind", "code", "message"} <= body.keys() <= {"kind", "code", "message", "hint", "retry_safe"}
+    assert body.keys() == {"kind", "code", "message", "hint", "retry_safe", "fault"}
     assert body["message"].endswith("."), body
     return answer.status_code, body["kind"], body["code"]
 

@@ -29,6 +29,7 @@ class Command:
 
     __slots__ = (
         "_ended",
+        "absence_s",
         "cause",
         "exit",
         "id",
@@ -71,6 +72,8 @@ class Command:
         """The monotonic clock when it was asked for."""
         self.stalled_s = 0.0
         """Time since then in which it could not run: queued, or while no edge was there."""
+        self.absence_s = 0.0
+        """How long no edge was there, where it ended in that time."""
         self.timer: Timer | None = None
         self.timed_out: float | None = None
         self.killed = ""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from cloudyard.core.reconcile import OpenStep, Settlement, settle
 from cloudyard.edge.backends.base import Usage
 from cloudyard.edge.clock import Clock, Timers
-from cloudyard.edge.command import Command
+from cloudyard.edge.command import MICRO, Command
 from cloudyard.edge.config import (
     COMMANDS_LIVE_MAX,
     COMMANDS_QUEUED_MAX,
@@ -68,7 +68,8 @@ class Commands:
         self._usage = usage
         self._on_idle = on_idle
         self._on_broken = on_broken
-        self._link: GuestLink | None = None
+        self.link: GuestLink | None = None
+        """The way to the guest; None while there is none."""
         self._held = 0
         """Commands that take a place in the guest."""
         self._queue: deque[anyio.Event] = deque()
@@ -77,6 +78,7 @@ class Commands:
         self._unacknowledged: dict[int, Command] = {}
         self._known: dict[int, Frame] = {}
         self._listed: anyio.Event | None = None
+        self._resumed_at = 0.0
         self._oom_kills = 0
         self._forks_refused = 0
         self.live: dict[int, Command] = {}
@@ -145,8 +147,8 @@ class Commands:
 
     def send(self, data: bytes) -> None:
         """Frames to the guest. While the link is down they go nowhere; `resume` makes up for it."""
-        if self._link is not None:
-            self._link.send(data)
+        if self.link is not None:
+            self.link.send(data)
 
     def kill(self, command: Command, why: str) -> None:
         """Kill it with its tree. It ends soon, or is given up after KILL_WAIT_S."""
@@ -213,9 +215,13 @@ class Commands:
             self._finish(command, lost=lost)
         for event in self._queue:
             event.set()
-        if self._link is not None:
-            self._link.close("the sandbox has ended")
-            self._link = None
+        self.let_go("the sandbox has ended")
+
+    def let_go(self, why: str) -> None:
+        """Close the link. The guest holds what is under way for whoever connects next."""
+        if self.link is not None:
+            self.link.close(why)
+            self.link = None
 
     # --- the link ---------------------------------------------------------------------------------------
 
@@ -229,7 +235,8 @@ class Commands:
         Raises:
             SandboxUnavailable: the link broke meanwhile.
         """
-        self._link = link
+        self.link = link
+        self._resumed_at = self._clock.monotonic()
         if not self.live and not self._lingering and not stalled_s:
             return
         self._known = {}
@@ -272,11 +279,14 @@ class Commands:
             frames.append(command.stdin.frames())
         if command.dying:
             frames.append(signal_frame(command.id, SIGKILL))
-        if stalled_s and state.number(Tag.RUNNING, 0):
-            command.stalled_s += stalled_s
-            with suppress(LimitExceeded):  # then a second restart counts it once more to the timeout
-                self._journal.append(Stalled(command.id, command.stalled_s))
-        self._arm(command)
+        if not state.number(Tag.RUNNING, 0):
+            command.absence_s = stalled_s  # how much of it the command took is known with its end
+        else:
+            if stalled_s:
+                command.stalled_s += stalled_s
+                with suppress(LimitExceeded):  # then another restart counts this one to the timeout
+                    self._journal.append(Stalled(command.id, command.stalled_s))
+            self._arm(command)
         self.send(b"".join(frames))
 
     def _settle_stranger(self, number: int, state: Frame) -> None:
@@ -336,7 +346,7 @@ class Commands:
 
     def on_broken(self, why: str) -> None:
         """The link broke: somebody has to look whether the guest lives."""
-        self._link = None
+        self.link = None
         if self._listed is not None:
             self._listed.set()
         self._on_broken(why)
@@ -368,6 +378,10 @@ class Commands:
 
     def _exited(self, command: Command, frame: Frame) -> None:
         command.exit = frame
+        if command.absence_s:
+            ended_at = command.started_at + frame.number(Tag.DURATION_US, 0) * MICRO
+            away_at = self._resumed_at - command.absence_s
+            command.stalled_s += min(max(0.0, ended_at - away_at), command.absence_s)
         command.stdout.total = max(command.stdout.total, frame.number(Tag.STDOUT_TOTAL, 0))
         command.stderr.total = max(command.stderr.total, frame.number(Tag.STDERR_TOTAL, 0))
         if command.dying and frame.number(Tag.TREE_ALIVE, 0):
@@ -514,8 +528,8 @@ class Commands:
         return max(0, grown[0]), max(0, grown[1])
 
     def _break_link(self, why: str) -> None:
-        if self._link is not None:
-            self._link.close(why)
+        if self.link is not None:
+            self.link.close(why)
             self.on_broken(why)
 
 

@@ -304,6 +304,8 @@ class Edge:
                 if sandbox.tearing_down:
                     await sandbox.gone.wait()
         scope.cancel()
+        for sandbox in self.yard.sandboxes.values():
+            sandbox.commands.let_go("the edge is leaving")
         self._presence.note(self._clock.monotonic())
 
 

@@ -173,6 +173,7 @@ class Journal:
             parts.append(self.file.slice(place.offset, place.size))
             moved.append((place, at))
             at += place.size
+        parts += [pack(record) for record in self._under_way()]
         self.file.replace(b"".join(parts))
         for place, offset in moved:
             place.offset = offset
@@ -197,9 +198,12 @@ class Journal:
         if self.gone is not None:
             records.append(self.gone)
         records += [Used(self.used_at), Reserved(max(self.reserved, self.next_step - 1))]
-        records += self.intents.values()
-        records += [Stalled(number, seconds) for number, seconds in self.stalled.items()]
         return records
+
+    def _under_way(self) -> list[AnyRecord]:
+        """Goes behind the results: the answer to a start is one, and its command goes on."""
+        stalled = [Stalled(number, seconds) for number, seconds in self.stalled.items()]
+        return [*self.intents.values(), *stalled]
 
     def _index(self, entry: Entry) -> None:
         match entry.record:

@@ -10,7 +10,6 @@ import logging
 import shutil
 
 import anyio
-from msgspec import Raw
 
 from cloudyard.core.lifecycle import Adopted, Missing
 from cloudyard.core.reconcile import Fate, OpenStep, Settlement, settle, triage
@@ -122,7 +121,7 @@ def _take_up(sandbox: Sandbox, intent: Intent, fate: Settlement) -> None:
         case Settlement.GO_ON:
             sandbox.commands.take_up(sandbox.steps.resume(intent), intent)
         case Settlement.RELEASE:
-            sandbox.journal.append(Answer(intent.step, "", b"", Raw()))
+            sandbox.journal.append(Answer(intent.step, "", b""))
         case Settlement.LOST:
             sandbox.steps.fail(
                 sandbox.steps.resume(intent),
