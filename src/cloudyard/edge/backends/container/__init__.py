@@ -183,7 +183,7 @@ class ContainerBackend:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         syscalls.become_subreaper()
-        self._slots.open()
+        await to_thread.run_sync(self._slots.open)
         closing.callback(self._slots.close)
         self._cgroups = open_cgroups(options.tag, options.cgroup_subtree)
         closing.callback(self._cgroups.close)
