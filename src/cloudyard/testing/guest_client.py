@@ -161,6 +161,8 @@ class GuestClient:
             self.frames.append(frame)
             return
         told = self.told[frame.command]
+        if frame.kind in (Kind.OUTPUT, Kind.STDIN_ACK, Kind.EXITED) and told.started is None:
+            raise AssertionError(f"{frame} came before STARTED")
         if frame.kind == Kind.OUTPUT:
             stream, data = frame.number(Tag.STREAM), frame.data(Tag.DATA)
             if frame.number(Tag.OFFSET) != told.offset[stream]:
