@@ -331,7 +331,7 @@ def edge_pid(run_dir: Path) -> int:
 def show(report: Report, total_s: float, path: Path) -> None:
     """Print a row for each sandbox, and the figures."""
     table = Table("", box=None, pad_edge=False)
-    for title in ("sandbox", "package", "tests", "reward", "seconds", "CPU s", "kill -9"):
+    for title in ("sandbox", "package", "tests", "reward", "s", "CPU s", "kill -9"):
         table.add_column(title, no_wrap=True)
     for rollout in report.rollouts:
         right = rollout.reward == rollout.expected
@@ -343,7 +343,7 @@ def show(report: Report, total_s: float, path: Path) -> None:
             f"[{'green' if right else 'red'}]{'void' if rollout.reward is None else rollout.reward}[/]",
             f"{rollout.seconds:.2f}",
             f"{rollout.cpu_s:.2f}",
-            "lived through" if rollout.through_the_kill else "",
+            "yes" if rollout.through_the_kill else "",
         )
     console.print(table)
     count = len(report.rollouts)

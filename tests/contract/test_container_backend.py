@@ -125,7 +125,7 @@ async def test_layers_through_loop_devices_free_them_at_the_end(
     await wait_until(lambda: not loops_of(depot), "loop devices are free")
 
 
-# An edge as a process of its own: it makes a sandbox, tells its facts, and may go on making and stopping more.
+# An edge as a process of its own: it makes a sandbox, tells its facts and may make and stop more.
 EDGE = textwrap.dedent("""
     import sys, anyio
     from pathlib import Path

@@ -170,7 +170,10 @@ def test_a_rewrite_keeps_the_newest_within_its_bounds(tmp_path: Path):
     journal = journal_in(tmp_path)
     for number in range(1, 101):
         journal.append(ended(number, f"k{number}", b"x" * 100))
+    dropped: list[int] = []
+    journal.on_dropped = lambda number, _known: dropped.append(number)
     journal.rewrite(1 << 20, 10)
+    assert dropped == list(range(1, 91))
     assert list(journal.ended) == list(range(91, 101))
     assert list(journal.keys) == [f"k{number}" for number in range(91, 101)]
     journal.rewrite(600, 10)

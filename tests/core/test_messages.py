@@ -154,7 +154,7 @@ def test_errors_survive_the_wire(
     error = cls(message, code="some_code", hint=hint, retry_safe=retry_safe)
     data = messages.encode(messages.error_body(error))
     with pytest.raises(CloudyardError) as caught:
-        messages.raise_error(msgspec.msgpack.decode(data, type=model.ErrorBody))
+        raise messages.error_of(msgspec.msgpack.decode(data, type=model.ErrorBody))
     if cls.__module__ == "cloudyard.errors":
         assert type(caught.value) is cls
     assert (caught.value.message, caught.value.hint) == (message, hint)
@@ -164,7 +164,7 @@ def test_errors_survive_the_wire(
 def test_an_error_of_an_unknown_kind_is_still_ours() -> None:
     body = model.ErrorBody(kind="from_the_future", code="x", message="Something new.")
     with pytest.raises(CloudyardError) as caught:
-        messages.raise_error(body)
+        raise messages.error_of(body)
     assert type(caught.value) is CloudyardError
     assert not isinstance(caught.value, NotFound)
 

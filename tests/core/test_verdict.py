@@ -22,6 +22,7 @@ from cloudyard.edge.verdict import Ending, judge, judge_not_started
         (Ending(exit_code=137), "policy", "exit", False),
         (Ending(signal=9, timed_out=1.0, killed="timeout", oom_kills=1), "policy", "timeout", False),
         (Ending(signal=9, killed="it was cancelled", oom_kills=1), "policy", "killed", False),
+        (Ending(exit_code=0, killed="too late"), None, None, False),
         (Ending(lost="the guest is gone", timed_out=1.0), "infra", "lost", False),
         (Ending(exit_code=0, output_error="no space"), "infra", "output", False),
     ],

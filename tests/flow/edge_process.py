@@ -19,7 +19,7 @@ from anyio.abc import SocketStream
 
 from cloudyard.errors import YardUnavailable
 from cloudyard.model import AnyResult
-from cloudyard.wire.messages import AnyCall, encode, raise_error, reply_decoder, result_decoder
+from cloudyard.wire.messages import AnyCall, encode, error_of, reply_decoder, result_decoder
 
 SIZE = struct.Struct("<I")
 
@@ -77,10 +77,10 @@ class EdgeProcess:
                     continue
                 if reply.error is None:
                     return result_decoder.decode(reply.result)
-                try:
-                    raise_error(reply.error)
-                except YardUnavailable:
-                    await anyio.sleep(0.02)
+                error = error_of(reply.error)
+                if not isinstance(error, YardUnavailable):
+                    raise error
+                await anyio.sleep(0.02)
 
 
 @asynccontextmanager

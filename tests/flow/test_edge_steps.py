@@ -152,6 +152,8 @@ async def test_the_oldest_output_goes_first_when_it_is_too_much(box: Box, monkey
     with pytest.raises(NotFound):
         await box.read(numbers[0])
     assert await box.read(numbers[3]) == bytes(200_000)
+    replayed = await box.run("head -c 200000 /dev/zero", key="k0")
+    assert (replayed.stdout_total, replayed.stdout_kept, replayed.truncated) == (200_000, 0, True)
     directory = box.kit.edge.config.output_dir / box.id
     assert sorted(path.name for path in directory.iterdir()) == [f"{numbers[2]}.out", f"{numbers[3]}.out"]
 

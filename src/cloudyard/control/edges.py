@@ -71,8 +71,8 @@ class Edges:
 
         Raises:
             InvalidRequest: the text is no sandbox id.
-            YardUnavailable: its edge is away, or the answer was lost; `retry_safe` is false when the operation
-                may have been done and has no key to recognise it by.
+            YardUnavailable: its edge is away, or the answer was lost; `retry_safe` is false when it may have
+                been done and has no key to recognise it by.
             CloudyardError: whatever the edge says.
         """
         try:

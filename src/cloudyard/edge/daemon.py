@@ -17,26 +17,25 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskStatus
 from msgspec import MsgspecError, Raw
-from msgspec.structs import replace
 
 from cloudyard.core.lifecycle import Life, story
 from cloudyard.edge.backends.base import Backend
 from cloudyard.edge.clock import Clock, SystemClock, Timers
-from cloudyard.edge.config import ALIVE_STAMP_S, CALLS_MAX, LEAVE_S, REPLY_BYTES_MAX, EdgeConfig
+from cloudyard.edge.config import ALIVE_STAMP_S, CALLS_MAX, FORGET_S, LEAVE_S, REPLY_BYTES_MAX, EdgeConfig
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
-from cloudyard.edge.life import Ended, Yard
+from cloudyard.edge.life import Yard
 from cloudyard.edge.meminfo import available_bytes
 from cloudyard.edge.operations import answer_from_record, perform
 from cloudyard.edge.poller import Poller
 from cloudyard.edge.presence import Presence
 from cloudyard.edge.recovery import recover
+from cloudyard.edge.remembered import Ended
 from cloudyard.edge.sandbox import Sandbox, unavailable
 from cloudyard.errors import (
     CloudyardError,
     InvalidRequest,
     LimitExceeded,
-    SandboxUnavailable,
     YardUnavailable,
 )
 from cloudyard.model import (
@@ -66,8 +65,6 @@ from cloudyard.wire.messages import (
     error_body,
     raw,
 )
-
-POLICY_CODES = frozenset({"sandbox_stopped", "sandbox_stopping", "sandbox_expired", "image_unusable"})
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +133,7 @@ class Edge:
             stalled_s = max(0.0, self._clock.monotonic() - seen) if seen is not None else 0.0
             await recover(self._yard, stalled_s=stalled_s)
             self._note_alive()
+            self._forget_ended()
             self._running = stack.pop_all()
         return self
 
@@ -277,17 +275,11 @@ class Edge:
     def _list(self, call: CallList) -> SandboxPage:
         infos = [one.info() for one in self.yard.sandboxes.values() if one.project == call.project]
         if call.stopped:
-            infos += [one.info for one in self.yard.ended.values() if one.info.project == call.project]
+            infos += [one.info for one in self.yard.ended if one.info.project == call.project]
         return SandboxPage(sorted(infos, key=lambda info: (info.created_at, info.id)))
 
     def _reply_error(self, error: CloudyardError) -> bytes:
-        infra = isinstance(error, SandboxUnavailable | YardUnavailable) or type(error) is CloudyardError
-        body = error_body(error)
-        if isinstance(error, SandboxUnavailable) and error.code in POLICY_CODES:
-            body = replace(body, fault="policy")
-        elif infra:
-            body = replace(body, fault="infra")
-        return encode(EdgeReply(boot=self.boot, error=body))
+        return encode(EdgeReply(boot=self.boot, error=error_body(error)))
 
     async def _stop(self, sandbox: Sandbox) -> None:
         await self.yard.stop(sandbox, cause="stop_all")
@@ -297,14 +289,19 @@ class Edge:
         self._presence.note(now)
         self._timers.at(now + ALIVE_STAMP_S, self._note_alive)
 
+    def _forget_ended(self) -> None:
+        self.yard.ended.forget_expired()
+        self._timers.at(self._clock.monotonic() + FORGET_S, self._forget_ended)
+
     async def _stop_tasks(self, scope: anyio.CancelScope) -> None:
         """What is being torn down comes to its end, within a bound; the next start goes on with the rest."""
+        sandboxes = list(self._yard.sandboxes.values()) if self._yard is not None else []
         with anyio.move_on_after(LEAVE_S, shield=True):
-            for sandbox in list(self.yard.sandboxes.values()):
+            for sandbox in sandboxes:
                 if sandbox.tearing_down:
                     await sandbox.gone.wait()
         scope.cancel()
-        for sandbox in self.yard.sandboxes.values():
+        for sandbox in sandboxes:
             sandbox.commands.let_go("the edge is leaving")
         self._presence.note(self._clock.monotonic())
 

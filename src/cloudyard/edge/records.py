@@ -103,6 +103,13 @@ class Stalled(Record, frozen=True, tag="Stalled"):
     stalled_s: float
 
 
+class Counted(Record, frozen=True, tag="Counted"):
+    """The kernel's counters of refusals as they were last looked at."""
+
+    oom_kills: int = 0
+    forks_refused: int = 0
+
+
 class Answer(Record, frozen=True, tag="Answer"):
     """What a step gave: one of the two, or nothing where nobody can ask for it again."""
 
@@ -127,7 +134,9 @@ class Ended(Record, frozen=True, tag="Ended"):
     stderr_in_file: bool = False
 
 
-AnyRecord = Head | Placed | Moved | Gone | Lives | Used | Reserved | Intent | Stalled | Answer | Ended
+AnyRecord = (
+    Head | Placed | Moved | Gone | Lives | Used | Reserved | Intent | Stalled | Counted | Answer | Ended
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AnyRecord).decode

@@ -13,7 +13,7 @@ import anyio
 
 from cloudyard.core.lifecycle import Adopted, Missing
 from cloudyard.core.reconcile import Fate, OpenStep, Settlement, settle, triage
-from cloudyard.edge.backends.base import Instance
+from cloudyard.edge.backends.base import Backend, Instance, InstanceFacts
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.life import Yard
 from cloudyard.edge.records import Answer, Intent
@@ -55,7 +55,7 @@ async def recover(yard: Yard, *, stalled_s: float) -> None:
                 sandbox = yard.hold(journal, backend)
                 sandbox.settled.set()
                 yard.admission.note(name, journal.head.spec)
-                sandbox.instance = await backend.adopt(journal.facts)
+                sandbox.instance = await _find(backend, journal.facts)
                 if sandbox.instance is None:
                     missing.append(sandbox)
                 else:
@@ -72,6 +72,14 @@ async def recover(yard: Yard, *, stalled_s: float) -> None:
         for sandbox, _instance in alive:
             tasks.start_soon(_adopt, yard, sandbox, stalled_s, places)
     _remove_stale_output(yard)
+
+
+async def _find(backend: Backend, facts: InstanceFacts) -> Instance | None:
+    try:
+        return await backend.adopt(facts)
+    except (CloudyardError, OSError) as exc:  # the sweep takes it; the others are not to wait for a repair
+        log.error("%s could not be adopted: %s", facts.sandbox, exc)
+        return None
 
 
 def _load_all(yard: Yard) -> list[Journal]:
@@ -97,7 +105,7 @@ async def _adopt(yard: Yard, sandbox: Sandbox, stalled_s: float, places: anyio.C
     async with places:
         _take_up_steps(sandbox)
         connects = sandbox.life.state == "running"
-        if not connects or await yard.reconnect(sandbox, "the edge was restarted", stalled_s):
+        if not connects or await yard.connect(sandbox, "the edge was restarted", stalled_s=stalled_s):
             yard.apply(sandbox, Adopted(cause="restart", at=yard.clock.wall()))
 
 

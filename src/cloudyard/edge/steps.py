@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from cloudyard.edge.config import RESULT_RECORDED_MAX_BYTES
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.records import Answer, Ended, Intent, Reserved
-from cloudyard.errors import CloudyardError, Conflict, error_from_wire
+from cloudyard.errors import CloudyardError, Conflict
 from cloudyard.model import AnyOp, AnyResult, Exec, Start
-from cloudyard.wire.messages import encode, error_body, result_decoder
+from cloudyard.wire.messages import encode, error_body, error_of, result_decoder
 
 NUMBERS_RESERVED = 256  # step numbers noted on disk at once for steps that leave no record
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -104,9 +104,7 @@ class StepBook:
             case Answer(result=raw) if raw:
                 return result_decoder.decode(raw)
             case Answer(error=body) if body is not None:
-                raise error_from_wire(
-                    body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe
-                )
+                raise error_of(body)
             case _:
                 return None
 
