@@ -79,6 +79,7 @@ class EchoEdge:
         self.room = room
         self.refuse = False
         self.draining = False
+        self.garbage = b""
         self.boot = "boot-1"
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.files: dict[str, bytes] = {}
@@ -124,6 +125,8 @@ class EchoEdge:
 
     async def handle(self, data: bytes) -> bytes:
         """Answer one call."""
+        if self.garbage:
+            return self.garbage
         call = call_decoder.decode(data)
         match call:
             case CallCreate():

@@ -167,14 +167,7 @@ async def density(bench: Bench) -> list[Metric]:
     try:
         await _fill(bench, boxes, alive)
         held = before - await settled_mb()
-        metrics.append(
-            Metric(
-                name="idle_sandbox_mb",
-                unit="MB",
-                value=round(held / len(boxes), 3),
-                note=f"{len(boxes)} alive, one command run in each",
-            )
-        )
+        metrics.append(_idle(held, len(boxes)))
         full, _ = await _creates(bench, f"create at {alive} alive", bench.plan.samples // 4, floor=False)
         ratio = median(full) / median(empty)
         note = (
@@ -286,6 +279,14 @@ async def _fill(bench: Bench, boxes: list[Sandbox], count: int) -> None:
     async with plain_task_group() as tasks:
         for _ in range(count):
             tasks.start_soon(one)
+
+
+def _idle(held: float, count: int) -> Metric:
+    note = f"{count} alive, one command run in each"
+    if held <= 0:  # other programs ended meanwhile: the difference says nothing
+        note += f"; not to be told, {-held:.0f} MB came free elsewhere on this machine"
+    value = round(held / count, 3) if held > 0 else None
+    return Metric(name="idle_sandbox_mb", unit="MB", value=value, note=note)
 
 
 async def _memory_back(bench: Bench, before: float, held: float, started: float) -> Metric:
