@@ -16,16 +16,19 @@ from cloudyard.edge.steps import digest_of
 from cloudyard.errors import CloudyardError, Conflict, NotFound, SandboxUnavailable
 from cloudyard.model import (
     CommandInfo,
+    CommandList,
     CommandSpec,
     Exec,
     ExecResult,
     FileInfo,
     GetSandbox,
+    ListCommands,
     MakeDir,
     OutputChunk,
     ReadOutput,
     SandboxInfo,
     SandboxSpec,
+    SendStdin,
     Signal,
     Start,
     Wait,
@@ -63,8 +66,6 @@ async def test_a_command_goes_on_and_its_output_is_complete(state: Path):
     assert alive(info.pid)
     async with running_edge(state) as kit:
         box = again(kit, box)
-        from cloudyard.model import CommandList, ListCommands, SendStdin
-
         (listed,) = (await box.get(CommandList, ListCommands())).commands
         assert (listed.pid, listed.pid_start, listed.running) == (info.pid, info.pid_start, True)
         await box.do(SendStdin(command_id=info.command_id, data=b"all\n"))

@@ -30,10 +30,18 @@ from cloudyard.edge.journal import Journal
 from cloudyard.edge.places import Places
 from cloudyard.edge.records import Counted, Intent, Stalled
 from cloudyard.edge.refusals import Refusals
+from cloudyard.edge.resumption import end_stranger, go_on
 from cloudyard.edge.steps import Step, StepBook
-from cloudyard.edge.translate import exec_frame, signal_frame
+from cloudyard.edge.translate import acknowledgement, exec_frame, signal_frame
 from cloudyard.edge.verdict import SIGKILL, judge, judge_not_started
-from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, SandboxUnavailable
+from cloudyard.errors import (
+    CloudyardError,
+    Conflict,
+    InvalidRequest,
+    LimitExceeded,
+    SandboxUnavailable,
+    YardUnavailable,
+)
 from cloudyard.model import CommandSpec, ExecResult
 from cloudyard.wire.guest import STDERR, STDOUT, Frame, FrameError, Kind, Tag, encode
 
@@ -91,7 +99,7 @@ class Commands:
         command = self.begin(step, intent.command, waits=intent.op == "exec")
         if intent.op == "command":  # its start was answered, only its end is open
             step.result = command.info
-        command.sent = True
+        command.sent = command.placed = True
         command.started_at = intent.at
         command.stalled_s = self._journal.stalled.get(command.id, 0.0)
 
@@ -110,8 +118,13 @@ class Commands:
             return
         if command.stalled_s:
             self._journal.append(Stalled(command.id, command.stalled_s))
-        command.sent = True
+        command.placed = True
         command.started_at = began
+        if self.link is not None:  # else `resume` does it
+            self._send_exec(command)
+
+    def _send_exec(self, command: Command) -> None:
+        command.sent = True
         data = exec_frame(command.id, command.spec, self._journal.head)
         if command.stdin is not None:
             data += command.stdin.frames()
@@ -173,6 +186,7 @@ class Commands:
 
         Raises:
             NotFound: there is no such command.
+            YardUnavailable: the link to the guest is being made anew.
         """
         command = self.live.get(command_id)
         if command is None:
@@ -182,7 +196,20 @@ class Commands:
         if command is not None and not command.sent:
             self._finish(command)
             return
-        self.send(signal_frame(command_id, number))
+        self.tell(signal_frame(command_id, number))
+
+    def tell(self, data: bytes) -> None:
+        """Frames that `resume` does not make up for.
+
+        Raises:
+            YardUnavailable: the link to the guest is being made anew.
+        """
+        if self.link is None:
+            raise YardUnavailable(
+                f"The connection to the guest of {self._journal.head.sandbox} is being made anew.",
+                code="guest_reconnecting",
+            )
+        self.link.send(data)
 
     def feed(self, command: Command, offset: int, data: bytes, *, eof: bool) -> None:
         """Bytes for its stdin.
@@ -232,6 +259,7 @@ class Commands:
         if not self.live and not self._lingering and not stalled_s:
             return
         self._known = {}
+        asked = [command for command in self.live.values() if command.sent]
         self._listed = anyio.Event()
         link.send(encode(Kind.LIST))
         await self._listed.wait()
@@ -241,17 +269,22 @@ class Commands:
                 f"The guest's list did not come: {link.broken}.", code="guest_unreachable"
             )
         known, self._known = self._known, {}
-        sent = [command for command in self.live.values() if command.sent]
-        fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in sent), known)
-        for command in sent:
+        fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in asked), known)
+        for command in asked:
+            if command.id not in self.live:
+                continue  # it was given up meanwhile
             if fates[command.id] is Settlement.GO_ON:
                 self._go_on(command, known.pop(command.id), stalled_s)
             else:
                 self._finish(command, lost="the guest knows nothing of it")
+        for command in [command for command in self.live.values() if command.placed and not command.sent]:
+            self._send_exec(command)
         self._lingering.clear()
         for number, state in known.items():
-            self._settle_stranger(number, state)
-        self._places.recount(len(self._lingering) + sum(command.sent for command in self.live.values()))
+            self.send(end_stranger(number, state))
+            if state.number(Tag.RUNNING, 0):
+                self._lingering.add(number)
+        self._places.recount(len(self._lingering) + sum(command.placed for command in self.live.values()))
 
     def _go_on(self, command: Command, state: Frame, stalled_s: float) -> None:
         command.info = replace(
@@ -259,18 +292,7 @@ class Commands:
         )
         if not command.waits and not command.step.done and command.info.pid:
             self._answer(command)
-        frames: list[bytes] = []
-        streams = [(STDOUT, command.stdout, Tag.STDOUT_ACKED), (STDERR, command.stderr, Tag.STDERR_ACKED)]
-        for number, stream, tag in streams[: 1 if command.spec.pty else 2]:
-            offset = stream.resume(state.number(tag, 0)) if not stream.total else stream.total
-            frames.append(encode(Kind.RESUME, command.id, (Tag.STREAM, number), (Tag.OFFSET, offset)))
-            if stream.spilled:
-                frames.append(_acknowledgement(command.id, number, offset))
-        if command.stdin is not None:
-            command.stdin.resume(state.number(Tag.STDIN_TAKEN, 0))
-            frames.append(command.stdin.frames())
-        if command.dying:
-            frames.append(signal_frame(command.id, SIGKILL))
+        frames = go_on(command, state)
         if not state.number(Tag.RUNNING, 0):
             command.absence_s = stalled_s  # how much of it the command took is known with its end
         else:
@@ -279,17 +301,7 @@ class Commands:
                 with suppress(LimitExceeded):  # then another restart counts this one to the timeout
                     self._journal.append(Stalled(command.id, command.stalled_s))
             self._arm(command)
-        self.send(b"".join(frames))
-
-    def _settle_stranger(self, number: int, state: Frame) -> None:
-        """A command that the guest holds and nobody waits for: its end is on record, or it was given up."""
-        if not state.number(Tag.RUNNING, 0):
-            self.send(encode(Kind.FORGET, number))
-            return
-        self._lingering.add(number)
-        self.send(signal_frame(number, SIGKILL))
-        for stream, tag in ((STDOUT, Tag.STDOUT_TOTAL), (STDERR, Tag.STDERR_TOTAL)):
-            self.send(encode(Kind.RESUME, number, (Tag.STREAM, stream), (Tag.OFFSET, state.number(tag, 0))))
+        self.send(frames)
 
     def on_frame(self, frame: Frame) -> None:
         """Do what a frame asks for."""
@@ -333,7 +345,7 @@ class Commands:
             for number, stream in ((STDOUT, command.stdout), (STDERR, command.stderr)):
                 offset = stream.to_acknowledge()
                 if offset is not None:
-                    self.send(_acknowledgement(command.id, number, offset))
+                    self.send(acknowledgement(command.id, number, offset))
         self._unacknowledged.clear()
 
     def on_broken(self, why: str) -> None:
@@ -429,6 +441,8 @@ class Commands:
         self._leave(command)
         if command.sent:
             self._forget(command, tree_lives=tree_lives)
+        elif command.placed:
+            self._places.give_back()
         if command.waits:
             self._steps.settle(command.step, self._history.result(ended))
         command.wake()
@@ -473,7 +487,3 @@ class Commands:
     def _time_out(self, command: Command) -> None:
         command.timed_out = command.spec.timeout_s
         self.kill(command, "timeout")
-
-
-def _acknowledgement(command_id: int, stream: int, offset: int) -> bytes:
-    return encode(Kind.OUTPUT_ACK, command_id, (Tag.STREAM, stream), (Tag.OFFSET, offset))
