@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -34,17 +34,32 @@ from cloudyard.model import (
     Wait,
     WriteFile,
 )
+from cloudyard.testing.fake_backend import FakeBackend
 from cloudyard.wire.messages import CallCreate, CallList, CallOp, raw
-from flow.edge_kit import BOUND_S, PROJECT, Box, EdgeKit, alive, command, running_edge, sandbox_id, until
+from flow.edge_kit import (
+    BOUND_S,
+    PROJECT,
+    Box,
+    EdgeKit,
+    alive,
+    command,
+    guest_program,
+    running_edge,
+    sandbox_id,
+    until,
+)
 from flow.edge_process import EdgeProcess, edge_process
 
 COUNT = "i=0; while [ $i -lt {n} ]; do i=$((i+1)); echo line $i; [ $((i % 50)) = 0 ] && sleep 0.01; done"
 
 
 @pytest.fixture
-def state() -> Iterator[Path]:
+async def state() -> AsyncIterator[Path]:
+    """A state directory; what a failed test leaves in it is ended."""
     with tempfile.TemporaryDirectory(prefix="cy-edge-") as name:
         yield Path(name)
+        async with FakeBackend(Path(name) / "fake", guest_program()) as backend:
+            await backend.sweep(set())
 
 
 def again(kit: EdgeKit, box: Box) -> Box:

@@ -24,6 +24,7 @@ from cloudyard.edge.config import (
     KILL_WAIT_S,
     TREE_WAIT_S,
 )
+from cloudyard.edge.forgets import Forgets
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
@@ -79,6 +80,7 @@ class Commands:
         self._lingering: set[int] = set()
         """Commands that have ended for us while something of them takes a place in the guest."""
         self._unacknowledged: dict[int, Command] = {}
+        self._forgets = Forgets(clock, timers, self.send)
         self._known: dict[int, Frame] = {}
         self._listed: anyio.Event | None = None
         self._resumed_at = 0.0
@@ -154,7 +156,7 @@ class Commands:
     def send(self, data: bytes) -> None:
         """Frames to the guest. While the link is down they go nowhere; `resume` makes up for it."""
         if self.link is not None:
-            self.link.send(data)
+            self.link.send(self._forgets.before(data))
 
     def kill(self, command: Command, why: str) -> None:
         """Kill it with its tree. It ends soon, or is given up after KILL_WAIT_S."""
@@ -238,17 +240,19 @@ class Commands:
 
     def let_go(self, why: str) -> None:
         """Close the link. The guest holds what is under way for whoever connects next."""
+        self._forgets.drop()
         if self.link is not None:
             self.link.close(why)
             self.link = None
 
     # --- the link ---------------------------------------------------------------------------------------
 
-    async def resume(self, link: GuestLink, *, stalled_s: float = 0.0) -> None:
+    async def resume(self, link: GuestLink, *, fresh: bool = False, stalled_s: float = 0.0) -> None:
         """Take a greeted link into use and go on with every command that was under way.
 
         Args:
             link: the new link.
+            fresh: the guest is new and holds nothing.
             stalled_s: time in which no edge was there to serve the commands.
 
         Raises:
@@ -256,7 +260,7 @@ class Commands:
         """
         self.link = link
         self._resumed_at = self._clock.monotonic()
-        if not self.live and not self._lingering and not stalled_s:
+        if fresh:
             return
         self._known = {}
         asked = [command for command in self.live.values() if command.sent]
@@ -351,6 +355,7 @@ class Commands:
     def on_broken(self, why: str) -> None:
         """The link broke: somebody has to look whether the guest lives."""
         self.link = None
+        self._forgets.drop()
         if self._listed is not None:
             self._listed.set()
         self._on_broken(why)
@@ -456,7 +461,7 @@ class Commands:
 
     def _forget(self, command: Command, *, tree_lives: bool) -> None:
         if command.exit is not None or not tree_lives:
-            self.send(encode(Kind.FORGET, command.id))
+            self._forgets.add(command.id)
         if tree_lives:
             self._lingering.add(command.id)
         else:
