@@ -49,7 +49,7 @@ TESTS = "cd /root/idna-3.11 && python3 -m unittest discover -q -s tests -t ."
 BREAK = "cd /root/idna-3.11 && sed -i 's/if len(label) == 0:/if len(label) < 0:/' idna/core.py"
 CACHE = Path("/var/cache/cloudyard-demo")
 IMAGE = "debian-python"
-TEST_TIMEOUT_S = 60.0
+TEST_TIMEOUT_S = 100.0
 COMMAND_WAIT_S = 600.0  # the longest is the first build of the image
 FETCH_WAIT_S = 60.0
 ROUND_TRIPS = 100
@@ -330,13 +330,15 @@ def edge_pid(run_dir: Path) -> int:
 
 def show(report: Report, total_s: float, path: Path) -> None:
     """Print a row for each sandbox, and the figures."""
-    table = Table("", "sandbox", "package", "tests", "reward", "seconds", "CPU s", "saw the kill", box=None)
+    table = Table("", box=None, pad_edge=False)
+    for title in ("sandbox", "package", "tests", "reward", "s", "CPU s", "kill -9"):
+        table.add_column(title, no_wrap=True)
     for rollout in report.rollouts:
         right = rollout.reward == rollout.expected
         table.add_row(
             str(rollout.number),
             rollout.sandbox,
-            "one line broken" if rollout.broken else "as released",
+            "broken" if rollout.broken else "whole",
             rollout.tests,
             f"[{'green' if right else 'red'}]{'void' if rollout.reward is None else rollout.reward}[/]",
             f"{rollout.seconds:.2f}",
@@ -380,10 +382,10 @@ def write_results(directory: Path, report: Report) -> Path:
 
 
 def summary(output: str) -> str:
-    """The last words of unittest, such as `Ran 6366 tests: OK`."""
-    ran = re.search(r"Ran \d+ tests?", output)
-    verdict = re.search(r"^(OK|FAILED)\b.*$", output, re.MULTILINE)
-    return f"{ran[0]}: {verdict[0]}" if ran and verdict else output.strip()[-60:]
+    """The last words of unittest in short, such as `6366, OK` or `6366, errors=91`."""
+    ran = re.search(r"Ran (\d+) tests?", output)
+    verdict = re.search(r"^(OK|FAILED \((.*)\))", output, re.MULTILINE)
+    return f"{ran[1]}, {verdict[2] or verdict[1]}" if ran and verdict else output.strip()[-30:]
 
 
 def cloudyard_command(*words: str, show: bool = False) -> str:

@@ -158,7 +158,10 @@ static void handle(struct guest *guest, struct connection *connection, struct fr
 	case KIND_OUTPUT_ACK:
 	case KIND_FORGET:
 	case KIND_RESUME:
-		command_handle(guest, frame);
+		if (frame->command == 0)
+			refuse(guest, connection, "a frame about a command has no number of it");
+		else
+			command_handle(guest, frame);
 		break;
 	case KIND_HELLO:
 		refuse(guest, connection, "HELLO came twice");

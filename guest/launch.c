@@ -23,12 +23,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <net/if.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -59,6 +61,7 @@ struct report {
 };
 
 struct go {
+    const char *hostname;
     const char *directory;
     const char *layers[LAYERS_MAX];
     size_t layer_count;
@@ -76,6 +79,8 @@ struct cap_header {
 struct cap_data {
     uint32_t effective, permitted, inheritable;
 };
+/* All but those of processes and mounts, which bubblewrap makes. */
+#define NAMESPACES (CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 #define CAP_VERSION_3 0x20080522u
 #define CAP_SYS_ADMIN_BIT (1u << 21)
 #define IDMAP 0x00100000u          /* MOUNT_ATTR_IDMAP */
@@ -165,7 +170,7 @@ static int own_user_namespace(uid_t base)
     struct cap_data caps[2] = {{.effective = CAP_SYS_ADMIN_BIT, .permitted = CAP_SYS_ADMIN_BIT}};
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) || become(base) || syscall(SYS_capset, &head, caps))
         return -1;
-    return unshare(CLONE_NEWUSER);
+    return unshare(CLONE_NEWUSER | NAMESPACES);
 }
 
 static void make_user_namespace(uid_t base)
@@ -202,10 +207,32 @@ static void make_user_namespace(uid_t base)
     if (fd < 0 || dup2(fd, FD_USERNS) < 0)
         give_up("open", path);
     close(fd);
+    fd = (int)syscall(SYS_pidfd_open, child, 0u);
+    if (fd < 0 || setns(fd, NAMESPACES))
+        give_up("enter the namespaces of", path);
+    close(fd);
     close(pair[0]);
     while (waitpid(child, NULL, 0) < 0)
         if (errno != EINTR)
             give_up("wait for the process that made the user namespace", "");
+}
+
+/* Its own network has only the loopback device. Programs of the sandbox may listen on any port and use ping. */
+static void set_up_network(uid_t base)
+{
+    struct ifreq request = {.ifr_name = "lo"};
+    char group_range[64];
+
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || ioctl(fd, SIOCGIFFLAGS, &request))
+        give_up("find the network device", request.ifr_name);
+    request.ifr_flags = (short)(request.ifr_flags | IFF_UP | IFF_RUNNING);
+    if (ioctl(fd, SIOCSIFFLAGS, &request))
+        give_up("start the network device", request.ifr_name);
+    close(fd);
+    write_file("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    snprintf(group_range, sizeof group_range, "%u %u", base, base + UID_RANGE - 1);
+    write_file("/proc/sys/net/ipv4/ping_group_range", group_range);
 }
 
 /* Cut the edge's message into its strings. */
@@ -225,11 +252,13 @@ static void read_go(struct go *go)
     size_t strings = 0, arguments = 0;
     for (char *at = text; at < text + size; at += strlen(at) + 1, strings++) {
         if (strings == 0)
-            go->directory = at;
+            go->hostname = at;
         else if (strings == 1)
+            go->directory = at;
+        else if (strings == 2)
             go->layer_count = number(at, LAYERS_MAX);
-        else if (strings < 2 + go->layer_count)
-            go->layers[strings - 2] = at;
+        else if (strings < 3 + go->layer_count)
+            go->layers[strings - 3] = at;
         else if (arguments < ARGS_MAX)
             go->argv[arguments++] = at;
         else
@@ -299,9 +328,12 @@ int main(int argc, char **argv)
 
     join_cgroups(cgroups);
     make_user_namespace(base);
+    set_up_network(base);
     tell(0, "ready", "");
 
     read_go(&go);
+    if (sethostname(go.hostname, strlen(go.hostname)))
+        give_up("set the host name", go.hostname);
     build_root(&go);
     if (become(base))
         give_up("take on the sandbox's uid", argv[1]);

@@ -134,6 +134,7 @@ int main(int count, char **arguments)
 	for (unsigned i = 0; i < CONNECTIONS_MAX; i++)
 		guest.connections[i].fd = -1;
 	parse_arguments(count, arguments, &listen_fd, &uid);
+	(void)prctl(PR_SET_NAME, "guest", 0, 0, 0); /* else it goes by the number of the descriptor it was run from */
 	(void)umask(022);
 	(void)setsid(); /* fails for a leader, which has what it asks for */
 	if (chdir("/") != 0)

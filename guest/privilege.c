@@ -1,7 +1,6 @@
 #include "privilege.h"
 
 #include <limits.h>
-#include <pwd.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -53,7 +52,11 @@ bool privilege_identity(const struct house *house, const char *user, struct iden
 {
 	char own[16];
 	if (user == NULL || *user == '\0') {
-		(void)snprintf(own, sizeof own, "%u", house->changes_user ? 0 : house->own_uid);
+		if (house->changes_user) {
+			*identity = (struct identity){.name = "root", .home = "/root"};
+			return true;
+		}
+		(void)snprintf(own, sizeof own, "%u", house->own_uid);
 		user = own;
 	}
 	if (!user_find(user, identity, fault))

@@ -228,7 +228,7 @@ static int child_main(void *argument)
 
 pid_t start_process(struct start *start, const struct house *house, const struct wiring *wiring)
 {
-	_Alignas(16) char stack[CHILD_STACK_BYTES];
+	static _Alignas(16) char stack[CHILD_STACK_BYTES];
 	struct child child = {.start = start, .house = house, .wiring = wiring};
 	/* As vfork, with a stack of its own: no page tables to copy, and the keeper sleeps until the exec has worked or failed. */
 	pid_t pid = clone(child_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &child);

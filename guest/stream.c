@@ -6,52 +6,73 @@
 #include <sys/ioctl.h>
 #include <sys/uio.h>
 
-static bool grow(struct stream *stream)
+/* Makes the ring so large that `held` bytes fit. A byte's place is its offset modulo the size, so every byte moves. */
+static bool grow(struct stream *stream, size_t held)
 {
-	uint32_t size = stream->size == 0 ? WINDOW_START_BYTES : stream->size * 2;
+	uint32_t size = stream->size == 0 ? WINDOW_START_BYTES : stream->size;
+	while (size < held)
+		size *= 2;
 	uint8_t *ring = malloc(size);
 	if (ring == NULL)
 		return false;
-	/* A byte's place is its offset modulo the size, so every byte moves to its place in the larger ring. */
-	size_t held = (size_t)(stream->total - stream->acked);
+	size_t have = (size_t)(stream->total - stream->acked);
 	size_t begin = (size_t)(stream->acked & (size - 1));
-	size_t first = held < size - begin ? held : size - begin;
-	if (held > 0) {
-		stream_copy(stream, stream->acked, first, ring + begin);
-		stream_copy(stream, stream->acked + first, held - first, ring);
-	}
+	size_t first = have < size - begin ? have : size - begin;
+	stream_copy(stream, stream->acked, first, ring + begin);
+	stream_copy(stream, stream->acked + first, have - first, ring);
 	free(stream->ring);
 	stream->ring = ring;
 	stream->size = size;
 	return true;
 }
 
+static void put(struct stream *stream, const uint8_t *from, size_t size)
+{
+	size_t begin = (size_t)(stream->total & (stream->size - 1));
+	size_t first = size < stream->size - begin ? size : stream->size - begin;
+	memcpy(stream->ring + begin, from, first);
+	if (size > first)
+		memcpy(stream->ring, from + first, size - first);
+}
+
+/* Where the next bytes of the window go: up to two pieces of the ring. */
+static int free_parts(const struct stream *stream, size_t held, struct iovec parts[2])
+{
+	size_t begin = (size_t)(stream->total & (stream->size - 1));
+	size_t room = stream->size - held;
+	size_t first = room < stream->size - begin ? room : stream->size - begin;
+	parts[0] = (struct iovec){.iov_base = stream->ring + begin, .iov_len = first};
+	parts[1] = (struct iovec){.iov_base = stream->ring, .iov_len = room - first};
+	return room > first ? 2 : 1;
+}
+
 enum stream_state stream_read(struct stream *stream, uint8_t *scratch, size_t scratch_size)
 {
+	size_t held = (size_t)(stream->total - stream->acked);
 	struct iovec parts[2] = {{.iov_base = scratch, .iov_len = scratch_size}};
+	bool to_ring = !stream->dropping && stream->ring != NULL;
 	int count = 1;
-	if (!stream->dropping) {
-		size_t held = (size_t)(stream->total - stream->acked);
-		if (held == WINDOW_BYTES)
-			return STREAM_FULL;
-		if (held == stream->size && !grow(stream))
+	if (!stream->dropping && held == WINDOW_BYTES)
+		return STREAM_FULL;
+	if (to_ring) {
+		if (held == stream->size && !grow(stream, held + 1))
 			return STREAM_DRY;
-		size_t begin = (size_t)(stream->total & (stream->size - 1));
-		size_t room = stream->size - held;
-		size_t first = room < stream->size - begin ? room : stream->size - begin;
-		parts[0] = (struct iovec){.iov_base = stream->ring + begin, .iov_len = first};
-		parts[1] = (struct iovec){.iov_base = stream->ring, .iov_len = room - first};
-		count = room > first ? 2 : 1;
+		count = free_parts(stream, held, parts);
 	}
 	ssize_t got = readv(stream->fd, parts, count);
-	if (got > 0) {
-		if (!stream->dropping)
-			stream->total += (uint64_t)got;
-		return STREAM_MORE;
-	}
 	if (got < 0 && (errno == EAGAIN || errno == EINTR))
 		return STREAM_DRY;
-	return STREAM_ENDED; /* EOF; EIO from a terminal whose other side is gone */
+	if (got <= 0)
+		return STREAM_ENDED; /* EOF; EIO from a terminal whose other side is gone */
+	if (stream->dropping)
+		return STREAM_MORE;
+	if (!to_ring) { /* most commands write little or nothing: memory is taken once it is known how much */
+		if (!grow(stream, (size_t)got))
+			return STREAM_ENDED;
+		put(stream, scratch, (size_t)got);
+	}
+	stream->total += (uint64_t)got;
+	return STREAM_MORE;
 }
 
 void stream_copy(const struct stream *stream, uint64_t offset, size_t size, uint8_t *to)

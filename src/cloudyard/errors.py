@@ -18,7 +18,7 @@ knows nothing of Cloudyard.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 __all__ = [
     "CloudyardError",
@@ -39,24 +39,33 @@ class CloudyardError(Exception):
     """The root of the tree. Raised itself only for a fault of ours that has no better name.
 
     Args:
-        message: one sentence: what was attempted, on what, and the reason that was given. code: stable
-            snake_case name of this very failure, such as `image_not_found`; the class's own if left out.
-            hint: one sentence: what the reader can do about it. retry_safe: whether sending the same call
-            again is harmless and may help.
+        message: one sentence: what was attempted, on what, and the reason that was given.
+        code: stable snake_case name of this very failure, such as `image_not_found`; the class's own if
+        empty. hint: one sentence: what the reader can do about it. retry_safe: whether sending the same call
+        again is harmless and may help. fault: `policy` where it is the agent's doing, `infra` where it is
+        ours; the class's own if left out.
     """
 
     kind: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retry_default: ClassVar[bool] = False
+    fault_default: ClassVar[Literal["policy", "infra"] | None] = None
 
     def __init__(
-        self, message: str, *, code: str = "", hint: str = "", retry_safe: bool | None = None
+        self,
+        message: str,
+        *,
+        code: str = "",
+        hint: str = "",
+        retry_safe: bool | None = None,
+        fault: Literal["policy", "infra"] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or self.kind
         self.hint = hint
         self.retry_safe = self.retry_default if retry_safe is None else retry_safe
+        self.fault = fault or self.fault_default or ("infra" if type(self) is CloudyardError else None)
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
@@ -116,6 +125,7 @@ class SandboxUnavailable(CloudyardError):
 
     kind = "sandbox_unavailable"
     status = 410
+    fault_default = "infra"
 
 
 class YardUnavailable(CloudyardError):
@@ -124,6 +134,7 @@ class YardUnavailable(CloudyardError):
     kind = "yard_unavailable"
     status = 503
     retry_default = True
+    fault_default = "infra"
 
 
 _BY_KIND: dict[str, type[CloudyardError]] = {
@@ -143,7 +154,15 @@ _BY_KIND: dict[str, type[CloudyardError]] = {
 }
 
 
-def error_from_wire(kind: str, message: str, *, code: str, hint: str, retry_safe: bool) -> CloudyardError:
+def error_from_wire(
+    kind: str,
+    message: str,
+    *,
+    code: str,
+    hint: str,
+    retry_safe: bool,
+    fault: Literal["policy", "infra"] | None = None,
+) -> CloudyardError:
     """The error that a message describes. An unknown kind, from a newer yard, becomes the root class."""
     cls = _BY_KIND.get(kind, CloudyardError)
-    return cls(message, code=code, hint=hint, retry_safe=retry_safe)
+    return cls(message, code=code, hint=hint, retry_safe=retry_safe, fault=fault)

@@ -4,6 +4,7 @@ says when it cannot go on."""
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -28,6 +29,7 @@ from support import REPOSITORY, wait_until
 pytestmark = pytest.mark.live
 
 POOL_SIZE = 3
+KILLS = 6
 GUEST_DIR = REPOSITORY / "guest"
 
 
@@ -123,35 +125,7 @@ async def test_layers_through_loop_devices_free_them_at_the_end(
     await wait_until(lambda: not loops_of(depot), "loop devices are free")
 
 
-async def test_an_edge_that_is_killed_leaves_its_sandbox_and_nothing_parked(
-    options: ContainerOptions, depot: Path, image: Image
-) -> None:
-    edge = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            EDGE,
-            *map(str, (depot, options.state, options.run, options.launcher, options.guest)),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-    assert edge.stdout is not None
-    line = await anyio.to_thread.run_sync(edge.stdout.readline)
-    edge.kill()
-    edge.wait()
-    edge.stdout.close()
-    facts = json.decode(line, type=InstanceFacts)
-    async with maker(options, depot)() as backend:
-        instance = await backend.adopt(facts)
-        assert instance is not None
-        assert (await run(instance, "cat /tmp/made-before")).stdout == "yes\n"
-        await backend.sweep({facts.slot})
-        assert str(facts.slot) in places(options)["boxes"]
-        await instance.stop()
-
-
+# An edge as a process of its own: it makes a sandbox, tells its facts and may make and stop more.
 EDGE = textwrap.dedent("""
     import sys, anyio
     from pathlib import Path
@@ -160,19 +134,71 @@ EDGE = textwrap.dedent("""
     from cloudyard.images.depot import Depot
     from cloudyard.testing.backend_contract import SPEC, new_id, run
 
+    async def churn(backend, image):
+        while True:
+            instance = await backend.create(new_id(), SPEC, image)
+            await instance.stop()
+
     async def main():
-        depot = Depot(sys.argv[1])
-        state, run_dir, launcher, guest = map(Path, sys.argv[2:])
+        state, run_dir, launcher, guest = map(Path, sys.argv[3:])
         options = ContainerOptions(state=state, run=run_dir, launcher=launcher, guest=guest)
-        async with ContainerBackend(options, depot.layer_path) as backend:
-            instance = await backend.create(new_id(), SPEC, depot.image("debian"))
+        depot = Depot(sys.argv[2])
+        image = depot.image("debian")
+        async with ContainerBackend(options, depot.layer_path) as backend, anyio.create_task_group() as tasks:
+            await backend.sweep(set())
+            instance = await backend.create(new_id(), SPEC, image)
             await run(instance, "echo yes > /tmp/made-before")
-            sys.stdout.buffer.write(json.encode(instance.facts) + b"\\n")
-            sys.stdout.flush()
+            print(json.encode(instance.facts).decode(), flush=True)
+            for _ in range(4 if sys.argv[1] == "churn" else 0):
+                tasks.start_soon(churn, backend, image)
             await anyio.sleep_forever()
 
     anyio.run(main)
 """)
+
+
+async def killed_edge(options: ContainerOptions, depot: Path, what: str, after_s: float) -> InstanceFacts:
+    """Run an edge, kill it so long after its first sandbox, and give that sandbox's facts."""
+    paths = map(str, (depot, options.state, options.run, options.launcher, options.guest))
+    edge = subprocess.Popen(
+        [sys.executable, "-c", EDGE, what, *paths],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    with edge:
+        assert edge.stdout is not None
+        line = await anyio.to_thread.run_sync(edge.stdout.readline)
+        await anyio.sleep(after_s)
+        edge.kill()
+    return json.decode(line, type=InstanceFacts)
+
+
+async def test_a_sandbox_outlives_its_killed_edge_and_keeps_its_files(
+    options: ContainerOptions, depot: Path
+) -> None:
+    facts = await killed_edge(options, depot, "wait", 0)
+    async with maker(options, depot)() as backend:
+        instance = await backend.adopt(facts)
+        assert instance is not None
+        await backend.sweep({facts.slot})
+        assert (await run(instance, "cat /tmp/made-before")).stdout == "yes\n"
+        await instance.stop()
+
+
+async def test_an_edge_killed_at_any_moment_leaves_nothing_that_the_next_does_not_remove(
+    options: ContainerOptions, depot: Path
+) -> None:
+    dice = random.Random(11)
+    for _ in range(KILLS):
+        facts = await killed_edge(options, depot, "churn", dice.uniform(0, 0.3))
+        async with maker(options, depot)() as backend:
+            instance = await backend.adopt(facts)
+            assert instance is not None
+            await backend.sweep({facts.slot})
+            assert (await run(instance, "/bin/true")).exit_code == 0
+            await instance.stop()
+    assert places(options) == {"cgroups": set(), "boxes": set(), "sockets": set()}
 
 
 async def test_yards_live_side_by_side_with_slots_of_their_own(

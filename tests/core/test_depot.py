@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudyard.cli import main
 from cloudyard.errors import Conflict, InvalidRequest, NotFound
 from cloudyard.images.apt import apt_sources, check_package
 from cloudyard.images.build import build_from_tree
@@ -214,3 +216,21 @@ def test_only_sources_of_the_release_are_handed_on(tmp_path: Path) -> None:
         "Types: deb\nSuites: bookworm bookworm-updates\nURIs: http://b.example\nComponents: main\n"
         "Signed-By:\n -----BEGIN\n .\n -----END\n\n"
     )
+
+
+def test_the_command_lists_and_removes_images(depot: Depot, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--depot", str(depot.path)]
+    assert main(["image", "ls", *place]) == 0
+    assert "no images" in capsys.readouterr().out
+    with depot.locked():
+        layer = layer_file(depot, b"x" * 2**20)
+        depot.save(Image(name="alpha", layers=[layer], size_bytes=2**20))
+    assert main(["image", "ls", "--json", *place]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["size_bytes"], row["layers"]) == ("alpha", 2**20, [layer])
+    assert main(["image", "ls", *place]) == 0
+    assert "alpha" in capsys.readouterr().out
+    assert main(["image", "rm", "alpha", *place]) == 0
+    assert capsys.readouterr().out == "Removed alpha; 1 MiB freed.\n"
+    assert main(["image", "rm", "alpha", *place]) == 1
+    assert "no image 'alpha'" in capsys.readouterr().err

@@ -70,6 +70,7 @@ def place(made: Fleet, demand: Demand = SMALL, now: float = 0.0, **options: obje
         ([beat("e1", images=("alpine",))], 0.0, NotFound, "image_not_found"),
         ([beat("e1", cpu=0.5)], 0.0, LimitExceeded, "too_large"),
         ([beat("e1", room=3, promised=3)], 0.0, LimitExceeded, "no_capacity"),
+        ([beat("e1", cpu=4.0, promised=4)], 0.0, LimitExceeded, "no_capacity"),
         ([beat("e1", draining=True)], 0.0, LimitExceeded, "no_capacity"),
         ([beat("e1", available=MIB)], 0.0, LimitExceeded, "no_capacity"),
     ],
@@ -170,7 +171,7 @@ def test_load_is_proportional_to_size_with_stale_views_many_placers_and_refusals
     for second in range(seconds):
         for index, size in enumerate(cores):
             for each in placers:
-                each.hear(beat(f"e{index}", cpu=size, promised=held[index], room=0), float(second))
+                each.hear(beat(f"e{index}", cpu=20 * size, promised=held[index], room=0), float(second))
         for number in range(per_second):
             placer, refused = placers[number % 4], set[str]()
             while True:

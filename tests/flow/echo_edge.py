@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from cloudyard.errors import Conflict, Forbidden, LimitExceeded, NotFound
+from cloudyard.errors import Conflict, Forbidden, LimitExceeded, NotFound, YardUnavailable
 from cloudyard.fabric import Fabric
 from cloudyard.model import (
     AnyOp,
@@ -78,6 +78,7 @@ class EchoEdge:
         self.fabric = fabric
         self.room = room
         self.refuse = False
+        self.draining = False
         self.boot = "boot-1"
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.files: dict[str, bytes] = {}
@@ -143,6 +144,8 @@ class EchoEdge:
         self.creates += 1
         if call.sandbox in self.sandboxes:
             return self.sandboxes[call.sandbox]
+        if self.draining:
+            raise YardUnavailable(f"Edge {self.name} is leaving.", code="draining")
         if self.refuse or len(self.sandboxes) >= self.room:
             raise LimitExceeded(f"Edge {self.name} is full.", code="edge_full")
         assert isinstance(call.spec.memory, int)

@@ -42,7 +42,7 @@ from cloudyard.wire.messages import (
     CallOp,
     EdgeReply,
     encode,
-    raise_error,
+    error_of,
     raw,
     reply_decoder,
     result_decoder,
@@ -138,7 +138,7 @@ class EdgeKit:
         """The edge's result; raises what it answers otherwise."""
         reply = await self.reply(call)
         if reply.error is not None:
-            raise_error(reply.error)
+            raise error_of(reply.error)
         return result_decoder.decode(reply.result)
 
     async def create(self, number: int = 0, *, project: str = PROJECT, **spec: object) -> Box:

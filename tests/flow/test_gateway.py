@@ -46,7 +46,7 @@ def error(answer: httpx.Response) -> tuple[int, str, str]:
     """Status, kind and code, after a look at the shape."""
     assert list(answer.json()) == ["error"], answer.text
     body = answer.json()["error"]
-    assert {"kind", "code", "message"} <= body.keys() <= {"kind", "code", "message", "hint", "retry_safe"}
+    assert body.keys() == {"kind", "code", "message", "hint", "retry_safe", "fault"}
     assert body["message"].endswith("."), body
     return answer.status_code, body["kind"], body["code"]
 
@@ -279,6 +279,10 @@ async def test_the_schema_describes_every_route_from_the_same_structs(client: ht
     paths = schema["paths"]
     assert {"/v1/sandboxes", "/v1/sandboxes/{sandbox}/exec", "/v1/images"} <= paths.keys()
     assert paths["/v1/sandboxes/{sandbox}/files"].keys() == {"get", "put", "delete"}
+    failed = paths["/v1/sandboxes"]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+    assert failed["$ref"].endswith("ErrorAnswer")
+    stdout = schema["components"]["schemas"]["ExecResult"]["properties"]["stdout"]
+    assert stdout["contentEncoding"] == "base64"
     specs = [name for name in schema["components"]["schemas"] if name.endswith("SandboxSpec")]
     assert "memory" in schema["components"]["schemas"][specs[0]]["properties"]
 

@@ -68,6 +68,31 @@ async def test_a_key_gives_the_same_sandbox_also_from_another_gateway_and_after_
         assert list(edge.sandboxes) == [first]
 
 
+async def test_a_key_whose_sandbox_is_long_forgotten_makes_no_second_one(server: NatsServer) -> None:
+    async with echo_edge(server) as edge, gateway(server) as client:
+        first = (await create(client, "k")).json()["id"]
+        await create(client, "k")
+        edge.sandboxes.clear()
+        answer = await create(client, "k")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "key_spent")
+        assert first in answer.json()["error"]["message"]
+        assert edge.sandboxes == {}
+
+
+async def test_a_repeated_key_finds_its_sandbox_also_when_nothing_has_room(server: NatsServer) -> None:
+    async with echo_edge(server, room=1), gateway(server) as client:
+        first = (await create(client, "k")).json()["id"]
+        assert (await create(client, "other")).status_code == 429
+        assert (await create(client, "k")).json()["id"] == first
+
+
+async def test_an_edge_that_is_leaving_is_passed_over(server: NatsServer) -> None:
+    async with echo_edge(server, "e1") as one, echo_edge(server, "e2"), gateway(server) as client:
+        await hears(client, ["e1", "e2"])
+        one.draining = True
+        assert {(await create(client, f"k{n}")).json()["edge"] for n in range(6)} == {"e2"}
+
+
 async def test_many_at_once_with_one_key_through_two_gateways_make_one_sandbox(server: NatsServer) -> None:
     async with echo_edge(server, "e1") as one, echo_edge(server, "e2") as two:
         async with gateway(server) as red, gateway(server) as also_red:

@@ -143,4 +143,5 @@ async def test_a_gap_in_heartbeats_fails_the_calls_before_it(tmp_path: Path) -> 
                 "message": "Edge e1 lost its connection for a moment; its answer may be lost.",
                 "hint": "Send it again with the same key: what was done is not done twice.",
                 "retry_safe": True,
+                "fault": "infra",
             }

@@ -120,8 +120,8 @@ async def test_a_group_of_this_kernel_holds_limits_freezes_and_goes(token: str, 
         sleeper.kill()
         group.set_frozen(False)
     assert group.usage().pids == 0
-    await remove(group)
-    await remove(group)
+    remove(group)
+    remove(group)
     assert groups.names() == []
     groups.close()
 
@@ -141,7 +141,7 @@ async def test_a_version_2_group_freezes_and_goes_even_without_controllers(token
         sleeper.kill()
         await wait_until(lambda: sleeper.poll() is not None, "version 2 kills what is frozen")
         group.set_frozen(False)
-    await remove(group)
+    remove(group)
 
 
 def in_group(entries: list[int]) -> subprocess.Popen[bytes]:

@@ -62,6 +62,9 @@ def run(args: Namespace) -> int:
         return 0
     out = Console()
     out.print(report.to_table(), highlight=False)
+    for metric in report.metrics:
+        if metric.note:
+            out.print(f"{metric.name}: {metric.note}", highlight=False, markup=False)
     out.print(
         f"load average at the start: {' '.join(map(str, load))}, {os.cpu_count()} CPUs", highlight=False
     )

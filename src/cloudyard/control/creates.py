@@ -15,8 +15,10 @@ from __future__ import annotations
 import logging
 import secrets
 from hashlib import sha256
+from typing import NamedTuple
 
 import msgspec
+from anyio.abc import TaskGroup
 from msgspec import Raw, Struct
 
 from cloudyard.control.edges import Edges
@@ -26,6 +28,7 @@ from cloudyard.errors import CloudyardError, Conflict, LimitExceeded, NotFound, 
 from cloudyard.fabric import Fabric
 from cloudyard.model import (
     EdgeId,
+    GetSandbox,
     ProjectId,
     SandboxId,
     SandboxSpec,
@@ -44,12 +47,13 @@ ROUNDS_MAX = 32  # edges asked and claims followed for one create
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
-class Claim(Struct, frozen=True, kw_only=True):
-    """Which sandbox a key stands for."""
+class Claim(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which sandbox a key stands for. `made`: it has been, so that nobody makes it again after its end."""
 
     sandbox: str
     project: str
     spec_hash: str
+    made: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -57,12 +61,21 @@ _encode_ordered = msgspec.msgpack.Encoder(order="deterministic").encode
 _decoder = msgspec.msgpack.Decoder(Claim)
 
 
+class _Made(NamedTuple):
+    """A sandbox, and the revision of the claim under which it was made."""
+
+    answer: Raw
+    sandbox: SandboxId
+    revision: int
+
+
 class Creates:
     """Makes sandboxes on edges that the placer chooses."""
 
-    def __init__(self, fabric: Fabric, edges: Edges, placer: Placer) -> None:
+    def __init__(self, fabric: Fabric, edges: Edges, placer: Placer, tasks: TaskGroup) -> None:
         self._edges = edges
         self._placer = placer
+        self._tasks = tasks
         self._claims = fabric.bucket(BUCKET, ttl_s=CLAIM_TTL_S)
 
     async def create(self, project: ProjectId, spec: SandboxSpec, *, key: str, cause: str) -> Raw:
@@ -70,9 +83,9 @@ class Creates:
 
         Raises:
             InvalidRequest: the spec is out of range.
-            Conflict: the key made a sandbox of another spec (`key_reused`).
-            LimitExceeded: no edge has room (`no_capacity`).
-            CloudyardError: whatever else the placer or the edge says.
+            Conflict: the key made a sandbox of another spec (`key_reused`), or one that ended long ago
+            (`key_spent`). LimitExceeded: no edge has room (`no_capacity`). CloudyardError: whatever else the
+            placer or the edge says.
         """
         check_key(key)
         spec = normalised(spec)
@@ -81,14 +94,7 @@ class Creates:
             return await self._unclaimed(attempt)
         name = f"{project}.{sha256(key.encode()).hexdigest()}"
         for _ in range(ROUNDS_MAX):
-            try:
-                entry = await self._claims.get(name)
-            except NotFound:
-                answer = await self._claim(attempt, name)
-            else:
-                claim = _decoder.decode(entry.value)
-                _same_spec(claim, attempt, key)
-                answer = await self._follow(attempt, name, claim, entry.revision)
+            answer = await self._claim(attempt, name) or await self._follow(attempt, name, key)
             if answer is not None:
                 return answer
         raise YardUnavailable(
@@ -107,32 +113,64 @@ class Creates:
         raise attempt.crowded()
 
     async def _claim(self, attempt: _Attempt, name: str) -> Raw | None:
-        """Claim a key that nobody has and make its sandbox; None when somebody else was faster."""
-        reservation = attempt.place()
+        """Claim a key that nobody has, and make its sandbox. None: somebody has it."""
+        try:
+            reservation = attempt.place()
+        except CloudyardError:
+            if await self._is_claimed(name):
+                return None
+            raise
         sandbox = _new_id(reservation.edge)
         try:
-            revision = await self._claims.create(name, attempt.claim(sandbox))
+            revision = await self._claims.create(name, _encode(attempt.claim(sandbox)))
         except Conflict:
             attempt.release(reservation)
             return None
         except BaseException:
             attempt.release(reservation)
             raise
-        return await self._make(attempt, name, sandbox, revision, reservation)
+        made = await self._make(attempt, name, sandbox, revision, reservation)
+        return self._done(attempt, name, made)
+
+    async def _follow(self, attempt: _Attempt, name: str, key: str) -> Raw | None:
+        """Ask the claim's edge for its sandbox. None: the claim is gone or has moved meanwhile."""
+        try:
+            entry = await self._claims.get(name)
+        except NotFound:
+            return None
+        claim = _decoder.decode(entry.value)
+        _same_spec(claim, attempt, key)
+        if claim.made:
+            return await attempt.look(claim.sandbox, key)
+        sandbox = SandboxId(claim.sandbox)
+        made = await self._make(attempt, name, sandbox, entry.revision, None)
+        if made is None or made.sandbox != sandbox:
+            return self._done(attempt, name, made)
+        try:
+            await self._claims.update(
+                name, _encode(attempt.claim(sandbox, made=True)), revision=made.revision
+            )
+        except Conflict:
+            if (await self._holder(name)) != sandbox:
+                log.info("the claim on %s moved while it was made: stopping it", sandbox)
+                await attempt.undo(sandbox)
+                return None
+        return made.answer
 
     async def _make(
         self, attempt: _Attempt, name: str, sandbox: SandboxId, revision: int, reservation: Reservation | None
-    ) -> Raw | None:
+    ) -> _Made | None:
         """Ask the claim's edge; when it refuses, move the claim on. None: somebody else has moved it."""
         try:
             for _ in range(ROUNDS_MAX):
                 try:
-                    return await attempt.ask(sandbox, reservation)
+                    return _Made(await attempt.ask(sandbox, reservation), sandbox, revision)
                 except _Refused:
                     reservation = attempt.place()
                     sandbox = _new_id(reservation.edge)
+                    claim = _encode(attempt.claim(sandbox))
                     try:
-                        revision = await self._claims.update(name, attempt.claim(sandbox), revision=revision)
+                        revision = await self._claims.update(name, claim, revision=revision)
                     except BaseException:
                         attempt.release(reservation)
                         raise
@@ -148,21 +186,29 @@ class Creates:
             await self._give_up(name, revision)
             raise
 
-    async def _follow(self, attempt: _Attempt, name: str, claim: Claim, revision: int) -> Raw | None:
-        sandbox = SandboxId(claim.sandbox)
-        answer = await self._make(attempt, name, sandbox, revision, None)
-        if answer is None or attempt.moved:
-            return answer
-        try:
-            await self._claims.update(name, _encode(claim), revision=revision)
-        except Conflict:
-            current = _decoder.decode((await self._claims.get(name)).value)
-            if current.sandbox == claim.sandbox:
-                return answer
-            log.info("the claim on %s moved while it was made: stopping it", sandbox)
-            await attempt.undo(sandbox)
+    def _done(self, attempt: _Attempt, name: str, made: _Made | None) -> Raw | None:
+        """Note in the background that the sandbox has been made: nobody needs to wait for that."""
+        if made is None:
             return None
-        return answer
+        self._tasks.start_soon(self._mark, attempt, name, made)
+        return made.answer
+
+    async def _mark(self, attempt: _Attempt, name: str, made: _Made) -> None:
+        claim = _encode(attempt.claim(made.sandbox, made=True))
+        try:
+            await self._claims.update(name, claim, revision=made.revision)
+        except CloudyardError as exc:  # somebody with the same key has just done it, or NATS is away
+            log.debug("a claim is not marked as made: %s", exc)
+
+    async def _is_claimed(self, name: str) -> bool:
+        return await self._holder(name) != ""
+
+    async def _holder(self, name: str) -> str:
+        """The sandbox that a key stands for now, if any."""
+        try:
+            return _decoder.decode((await self._claims.get(name)).value).sandbox
+        except NotFound:
+            return ""
 
     async def _give_up(self, name: str, revision: int) -> None:
         """Free the key after a failure that leaves nothing behind, so that it can be used again."""
@@ -191,13 +237,8 @@ class _Attempt:
         self._refusal = ""
         self.spec_hash = sha256(_encode_ordered(spec)).hexdigest()
 
-    @property
-    def moved(self) -> bool:
-        """Whether an edge has refused, so that the sandbox is on another one than first claimed."""
-        return bool(self._refused_by)
-
-    def claim(self, sandbox: SandboxId) -> bytes:
-        return _encode(Claim(sandbox=sandbox, project=self._project, spec_hash=self.spec_hash))
+    def claim(self, sandbox: SandboxId, *, made: bool = False) -> Claim:
+        return Claim(sandbox=sandbox, project=self._project, spec_hash=self.spec_hash, made=made)
 
     def place(self) -> Reservation:
         try:
@@ -212,26 +253,42 @@ class _Attempt:
         """Ask the edge to make it.
 
         Raises:
-            _Refused: it has no room, or cannot be reached and so made nothing.
+            _Refused: it has no room, or takes no more.
             CloudyardError: anything else.
         """
         edge, held = edge_of(sandbox), True
         call = CallCreate(project=self._project, cause=self._cause, sandbox=sandbox, spec=self._spec)
         try:
             return await self._edges.call(edge, call)
-        except LimitExceeded as exc:
+        except (LimitExceeded, YardUnavailable) as exc:
+            if isinstance(exc, YardUnavailable) and exc.code != "draining":
+                raise
             held = False
             self._refused_by.add(edge)
             self._refusal = exc.message
             raise _Refused from exc
-        except YardUnavailable:
-            raise
         except CloudyardError:
             held = False
             raise
         finally:
             if reservation is not None:
                 self._placer.settle(reservation, held=held)
+
+    async def look(self, sandbox: str, key: str) -> Raw:
+        """The state of a sandbox that was made before, running or ended.
+
+        Raises:
+            Conflict: it ended so long ago that its edge has forgotten it.
+        """
+        call = CallOp(project=self._project, cause=self._cause, sandbox=sandbox, op=raw(GetSandbox()))
+        try:
+            return await self._edges.op(call)
+        except NotFound as exc:
+            raise Conflict(
+                f"The key {key!r} made sandbox {sandbox}, which has ended.",
+                code="key_spent",
+                hint="Use a new key for a new sandbox.",
+            ) from exc
 
     async def undo(self, sandbox: SandboxId) -> None:
         await self._edges.op(

@@ -8,7 +8,7 @@ import anyio
 from msgspec import Raw
 
 from cloudyard.control.watcher import Watcher
-from cloudyard.errors import CloudyardError, YardUnavailable, error_from_wire
+from cloudyard.errors import CloudyardError, YardUnavailable
 from cloudyard.fabric import Fabric
 from cloudyard.model import EdgeId, edge_of
 from cloudyard.wire.messages import (
@@ -18,6 +18,7 @@ from cloudyard.wire.messages import (
     CallOp,
     call_subject,
     encode,
+    error_of,
     op_tag,
     reply_decoder,
 )
@@ -44,10 +45,7 @@ class Edges:
         self._watcher.check(edge)
         reply = reply_decoder.decode(await self._fabric.request(call_subject(edge), encode(call)))
         if reply.error is not None:
-            error = reply.error
-            raise error_from_wire(
-                error.kind, error.message, code=error.code, hint=error.hint, retry_safe=error.retry_safe
-            )
+            raise error_of(reply.error)
         return reply.result
 
     async def cancel(self, call: CallOp) -> None:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import msgspec
-from litestar import Router, delete, get, post, put
+from litestar import Router
 from litestar.params import FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 
+from cloudyard.control.api import Call, SandboxPath, StepKey, TheYard, delete, get, post, put
 from cloudyard.control.results import only
-from cloudyard.control.routes import Call, SandboxPath, StepKey, TheYard
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import Grant
 from cloudyard.errors import Conflict

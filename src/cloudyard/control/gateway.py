@@ -12,8 +12,10 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult, DefineMiddleware
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.spec import Components, SecurityScheme
+from litestar.openapi.spec import Components, OpenAPIType, Schema, SecurityScheme
+from litestar.plugins import OpenAPISchemaPlugin
 from litestar.types import ASGIApp
+from litestar.typing import FieldDefinition
 
 import cloudyard
 from cloudyard.control import file_routes, http_errors, routes
@@ -62,6 +64,16 @@ class Gateway:
             )
 
 
+class _BytesAreBase64(OpenAPISchemaPlugin):
+    """Bytes in JSON, as msgspec writes and reads them."""
+
+    def is_plugin_supported_field(self, field_definition: FieldDefinition) -> bool:
+        return field_definition.annotation is bytes
+
+    def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Schema:
+        return Schema(type=OpenAPIType.STRING, content_encoding="base64")
+
+
 class _Authentication(AbstractAuthenticationMiddleware):
     def __init__(self, app: ASGIApp, *, yard: Yard) -> None:
         super().__init__(app, exclude=["^/schema"])
@@ -77,6 +89,7 @@ class _Authentication(AbstractAuthenticationMiddleware):
 def _http(yard: Yard) -> Litestar:
     return Litestar(
         route_handlers=[Router("/v1", route_handlers=[routes.router(), file_routes.router()])],
+        plugins=[_BytesAreBase64()],
         dependencies={"yard": Provide(lambda: yard, sync_to_thread=False)},
         middleware=[DefineMiddleware(_Authentication, yard=yard)],
         exception_handlers={

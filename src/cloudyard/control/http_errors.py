@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
+from msgspec import structs
 
 from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded, NotFound
 from cloudyard.model import ErrorBody
@@ -32,7 +33,8 @@ def encode_error(error: CloudyardError, *, status: int = 0) -> tuple[int, dict[s
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return status, headers, msgspec.json.encode(ErrorAnswer(error_body(error)))
+    # Every field is there, also those that have nothing to say: readers in other languages expect one shape.
+    return status, headers, msgspec.json.encode({"error": structs.asdict(error_body(error))})
 
 
 def _answer(error: CloudyardError, *, status: int = 0) -> Response[bytes]:

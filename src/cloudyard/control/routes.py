@@ -6,15 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import msgspec
-from litestar import Request, Router, delete, get, post
-from litestar.datastructures import State
-from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
+from litestar import Router
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 
+from cloudyard.control.api import Call, CreateKey, SandboxPath, StepKey, TheYard, delete, get, post
 from cloudyard.control.results import ended, only
-from cloudyard.control.yard import Yard
-from cloudyard.core.iam import Grant
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
     AnyOp,
@@ -42,17 +39,6 @@ from cloudyard.model import (
     Wait,
 )
 from cloudyard.wire.messages import ImageRow, SandboxPage
-
-Call = Request[None, Grant, State]
-TheYard = NamedDependency[Yard]
-SandboxPath = FromPath[str]
-StepKey = Annotated[
-    str, HeaderParameter(name="Step-Key", description="Repeating a call with its key never does it twice.")
-]
-CreateKey = Annotated[
-    str,
-    HeaderParameter(name="Idempotency-Key", description="The same as `key` in the body, which goes first."),
-]
 
 FOLLOW_S = 20.0  # one long poll for output
 

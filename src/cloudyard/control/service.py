@@ -90,7 +90,7 @@ async def open_yard(fabric: Fabric, tasks: TaskGroup, grants: Sequence[Grant]) -
     watcher = Watcher(fabric, fleet)
     edges = Edges(fabric, watcher)
     tokens = Tokens(fabric)
-    creates = Creates(fabric, edges, Placer(fleet))
+    creates = Creates(fabric, edges, Placer(fleet), tasks)
     for grant in grants:
         await tokens.issue(grant)
     await tasks.start(watcher.run)

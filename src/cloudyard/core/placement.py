@@ -14,16 +14,17 @@ from itertools import accumulate
 from msgspec import Struct
 
 from cloudyard.errors import CloudyardError, LimitExceeded, NotFound, Unsupported, YardUnavailable
-from cloudyard.model import EDGE_SILENT_S, EdgeId, EdgeLoad, Heartbeat, SandboxSpec
+from cloudyard.model import EDGE_SILENT_S, MIB, EdgeId, EdgeLoad, Heartbeat, SandboxSpec
 
 SAMPLE = 3  # edges compared for one placement
 DRAWS_MAX = 4 * SAMPLE  # draws for them, before every edge is looked at
+ROUNDING = 1e-6  # cores
 FADE = 0.99  # how much of what was learnt of other placers is kept from one heartbeat to the next
 CROWD_KNOWN, CROWD_MAX = (
     8.0,
     64.0,
 )  # placements of ours before other placers are judged; the most that is believed
-MEMORY_SPARE = 0.03  # of an edge's memory: with less than this available nothing more is placed there
+MEMORY_SPARE_BYTES = 256 * MIB  # with less than this really free on an edge nothing more is placed there
 
 
 class Demand(Struct, frozen=True, kw_only=True):
@@ -63,9 +64,11 @@ class Node(Struct):
             and not beat.draining
             and demand.backend in beat.backends
             and demand.image in beat.images
-            and _large_enough(load, demand)
+            and load.cpu_promised + self.cpu + demand.cpu <= load.cpu_total + ROUNDING
+            and load.memory_promised_bytes + self.memory_bytes + demand.memory_bytes
+            <= load.memory_total_bytes
             and (not load.sandboxes_max or load.sandboxes + self.count < load.sandboxes_max)
-            and (not load.memory_available_bytes or load.memory_available_bytes > _spare(load))
+            and (not load.memory_available_bytes or load.memory_available_bytes > MEMORY_SPARE_BYTES)
         )
 
     def load_with(self, demand: Demand, crowd: float) -> float:
@@ -243,10 +246,6 @@ def demand_of(spec: SandboxSpec) -> Demand:
 
 def _large_enough(load: EdgeLoad, demand: Demand) -> bool:
     return demand.cpu <= load.cpu_total and demand.memory_bytes <= load.memory_total_bytes
-
-
-def _spare(load: EdgeLoad) -> float:
-    return MEMORY_SPARE * load.memory_total_bytes
 
 
 def _size(load: EdgeLoad) -> float:

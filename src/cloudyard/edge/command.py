@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cloudyard.edge.clock import Timer
 from cloudyard.edge.history import output_path
 from cloudyard.edge.output import Stream
-from cloudyard.edge.records import Ended
+from cloudyard.edge.records import Counted, Ended
 from cloudyard.edge.stdin import Stdin
 from cloudyard.edge.steps import Step
 from cloudyard.edge.translate import command_info
@@ -29,6 +29,7 @@ class Command:
 
     __slots__ = (
         "_ended",
+        "absence_s",
         "cause",
         "exit",
         "id",
@@ -71,6 +72,8 @@ class Command:
         """The monotonic clock when it was asked for."""
         self.stalled_s = 0.0
         """Time since then in which it could not run: queued, or while no edge was there."""
+        self.absence_s = 0.0
+        """How long no edge was there, where it ended in that time."""
         self.timer: Timer | None = None
         self.timed_out: float | None = None
         self.killed = ""
@@ -112,7 +115,7 @@ class Command:
                 timer.cancel()
         self.timer = self.kill_timer = None
 
-    def ending(self, *, lost: str = "", oom_kills: int = 0, forks_refused: int = 0) -> Ending:
+    def ending(self, refused: Counted, *, lost: str) -> Ending:
         """What was seen of its end."""
         exit_ = self.exit
         return Ending(
@@ -121,8 +124,8 @@ class Command:
             timed_out=self.timed_out,
             killed=self.killed,
             lost=lost,
-            oom_kills=oom_kills,
-            forks_refused=forks_refused,
+            oom_kills=refused.oom_kills,
+            forks_refused=refused.forks_refused,
             output_error=self.stdout.error or self.stderr.error,
         )
 

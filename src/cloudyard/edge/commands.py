@@ -8,7 +8,6 @@ guest forget it.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,18 +19,17 @@ from msgspec.structs import replace
 from cloudyard.core.reconcile import OpenStep, Settlement, settle
 from cloudyard.edge.backends.base import Usage
 from cloudyard.edge.clock import Clock, Timers
-from cloudyard.edge.command import Command
+from cloudyard.edge.command import MICRO, Command
 from cloudyard.edge.config import (
-    COMMANDS_LIVE_MAX,
-    COMMANDS_QUEUED_MAX,
     KILL_WAIT_S,
-    QUEUE_WAIT_S,
     TREE_WAIT_S,
 )
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
-from cloudyard.edge.records import Intent, Stalled
+from cloudyard.edge.places import Places
+from cloudyard.edge.records import Counted, Intent, Stalled
+from cloudyard.edge.refusals import Refusals
 from cloudyard.edge.steps import Step, StepBook
 from cloudyard.edge.translate import exec_frame, signal_frame
 from cloudyard.edge.verdict import SIGKILL, judge, judge_not_started
@@ -65,20 +63,18 @@ class Commands:
         self._directory = directory
         self._clock = clock
         self._timers = timers
-        self._usage = usage
         self._on_idle = on_idle
         self._on_broken = on_broken
-        self._link: GuestLink | None = None
-        self._held = 0
-        """Commands that take a place in the guest."""
-        self._queue: deque[anyio.Event] = deque()
+        self.link: GuestLink | None = None
+        """The way to the guest; None while there is none."""
+        self._places = Places()
         self._lingering: set[int] = set()
         """Commands that have ended for us while something of them takes a place in the guest."""
         self._unacknowledged: dict[int, Command] = {}
         self._known: dict[int, Frame] = {}
         self._listed: anyio.Event | None = None
-        self._oom_kills = 0
-        self._forks_refused = 0
+        self._resumed_at = 0.0
+        self._refusals = Refusals(journal, usage)
         self.live: dict[int, Command] = {}
 
     # --- starting, feeding, killing ---------------------------------------------------------------------
@@ -106,13 +102,11 @@ class Commands:
             LimitExceeded: there was none for QUEUE_WAIT_S, or too many wait already.
         """
         began = self._clock.monotonic()
-        if self._held < COMMANDS_LIVE_MAX:
-            self._held += 1
-        else:
-            await self._wait_for_place()
+        if not self._places.take_nowait():
+            await self._places.take()
             command.stalled_s = self._clock.monotonic() - began
         if command.id not in self.live:  # cancelled, or the sandbox ended meanwhile
-            self._give_place_back()
+            self._places.give_back()
             return
         if command.stalled_s:
             self._journal.append(Stalled(command.id, command.stalled_s))
@@ -126,9 +120,10 @@ class Commands:
 
     def give_up(self, command: Command, error: CloudyardError) -> None:
         """It could not even be handed to the guest."""
-        self._leave(command)
-        self._fail(command.step, error)
-        command.wake()
+        if command.id in self.live:
+            self._leave(command)
+            self._fail(command.step, error)
+            command.wake()
 
     def find(self, command_id: int) -> Command:
         """A command that is under way.
@@ -145,8 +140,8 @@ class Commands:
 
     def send(self, data: bytes) -> None:
         """Frames to the guest. While the link is down they go nowhere; `resume` makes up for it."""
-        if self._link is not None:
-            self._link.send(data)
+        if self.link is not None:
+            self.link.send(data)
 
     def kill(self, command: Command, why: str) -> None:
         """Kill it with its tree. It ends soon, or is given up after KILL_WAIT_S."""
@@ -211,11 +206,14 @@ class Commands:
         for command in list(self.live.values()):
             command.killed = command.killed or killed
             self._finish(command, lost=lost)
-        for event in self._queue:
-            event.set()
-        if self._link is not None:
-            self._link.close("the sandbox has ended")
-            self._link = None
+        self._places.open()
+        self.let_go("the sandbox has ended")
+
+    def let_go(self, why: str) -> None:
+        """Close the link. The guest holds what is under way for whoever connects next."""
+        if self.link is not None:
+            self.link.close(why)
+            self.link = None
 
     # --- the link ---------------------------------------------------------------------------------------
 
@@ -229,7 +227,8 @@ class Commands:
         Raises:
             SandboxUnavailable: the link broke meanwhile.
         """
-        self._link = link
+        self.link = link
+        self._resumed_at = self._clock.monotonic()
         if not self.live and not self._lingering and not stalled_s:
             return
         self._known = {}
@@ -252,7 +251,7 @@ class Commands:
         self._lingering.clear()
         for number, state in known.items():
             self._settle_stranger(number, state)
-        self._held = len(self._lingering) + sum(command.sent for command in self.live.values())
+        self._places.recount(len(self._lingering) + sum(command.sent for command in self.live.values()))
 
     def _go_on(self, command: Command, state: Frame, stalled_s: float) -> None:
         command.info = replace(
@@ -272,11 +271,14 @@ class Commands:
             frames.append(command.stdin.frames())
         if command.dying:
             frames.append(signal_frame(command.id, SIGKILL))
-        if stalled_s and state.number(Tag.RUNNING, 0):
-            command.stalled_s += stalled_s
-            with suppress(LimitExceeded):  # then a second restart counts it once more to the timeout
-                self._journal.append(Stalled(command.id, command.stalled_s))
-        self._arm(command)
+        if not state.number(Tag.RUNNING, 0):
+            command.absence_s = stalled_s  # how much of it the command took is known with its end
+        else:
+            if stalled_s:
+                command.stalled_s += stalled_s
+                with suppress(LimitExceeded):  # then another restart counts this one to the timeout
+                    self._journal.append(Stalled(command.id, command.stalled_s))
+            self._arm(command)
         self.send(b"".join(frames))
 
     def _settle_stranger(self, number: int, state: Frame) -> None:
@@ -336,7 +338,7 @@ class Commands:
 
     def on_broken(self, why: str) -> None:
         """The link broke: somebody has to look whether the guest lives."""
-        self._link = None
+        self.link = None
         if self._listed is not None:
             self._listed.set()
         self._on_broken(why)
@@ -345,8 +347,7 @@ class Commands:
 
     def _take_output(self, command: Command, frame: Frame) -> None:
         stream = command.stream_of(frame)
-        if not stream.take(frame.number(Tag.OFFSET), frame.data(Tag.DATA)):
-            self._break_link(f"output of command {command.id} has a gap at byte {stream.total}")
+        stream.take(frame.number(Tag.OFFSET), frame.data(Tag.DATA))
         if stream.spilled:
             self._unacknowledged[command.id] = command
 
@@ -368,6 +369,10 @@ class Commands:
 
     def _exited(self, command: Command, frame: Frame) -> None:
         command.exit = frame
+        if command.absence_s:
+            ended_at = command.started_at + frame.number(Tag.DURATION_US, 0) * MICRO
+            away_at = self._resumed_at - command.absence_s
+            command.stalled_s += min(max(0.0, ended_at - away_at), command.absence_s)
         command.stdout.total = max(command.stdout.total, frame.number(Tag.STDOUT_TOTAL, 0))
         command.stderr.total = max(command.stderr.total, frame.number(Tag.STDERR_TOTAL, 0))
         if command.dying and frame.number(Tag.TREE_ALIVE, 0):
@@ -379,25 +384,21 @@ class Commands:
         self._finish(command)
 
     def _not_started(self, command: Command, frame: Frame) -> None:
-        _, forks_refused = self._counters()
         why = judge_not_started(
             frame.text(Tag.WHAT),
             frame.number(Tag.ERRNO, 0),
             frame.text(Tag.TEXT),
-            forks_refused=forks_refused,
+            forks_refused=self._refusals.look().forks_refused,
         )
         if command.waits:
             self._conclude(command, command.result_not_started(why), tree_lives=False)
             return
         self._leave(command)
         self._forget(command, tree_lives=False)
-        error = InvalidRequest if why.fault.label == "policy" else SandboxUnavailable
-        self._fail(
-            command.step,
-            error(
-                f"The command could not be started: {why.error}.", code="not_started", hint=why.fault.evidence
-            ),
-        )
+        kind = InvalidRequest if why.fault.label == "policy" else SandboxUnavailable
+        message = f"The command could not be started: {why.error}."
+        error = kind(message, code="not_started", hint=why.fault.evidence, fault=why.fault.label)
+        self._fail(command.step, error)
         command.wake()
 
     def _finish(self, command: Command, *, lost: str = "") -> None:
@@ -409,10 +410,8 @@ class Commands:
                 self._fail(command.step, SandboxUnavailable(f"The command was lost: {why}.", code="lost"))
             else:
                 self._answer(command)
-        oom_kills, forks_refused = (0, 0)
-        if command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0:
-            oom_kills, forks_refused = self._counters()
-        verdict = judge(command.ending(lost=lost, oom_kills=oom_kills, forks_refused=forks_refused))
+        ended_badly = command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0
+        verdict = judge(command.ending(self._refusals.look() if ended_badly else Counted(), lost=lost))
         self._conclude(command, command.result(verdict), tree_lives=command.tree_lives)
 
     def _conclude(self, command: Command, result: ExecResult, *, tree_lives: bool) -> None:
@@ -445,17 +444,11 @@ class Commands:
         if tree_lives:
             self._lingering.add(command.id)
         else:
-            self._give_place_back()
+            self._places.give_back()
 
     def _leave_place(self, number: int) -> None:
         self._lingering.discard(number)
-        self._give_place_back()
-
-    def _give_place_back(self) -> None:
-        if self._queue:
-            self._queue.popleft().set()  # the place goes on to the next
-        else:
-            self._held = max(0, self._held - 1)
+        self._places.give_back()
 
     def _fail(self, step: Step, error: CloudyardError) -> None:
         try:
@@ -464,30 +457,6 @@ class Commands:
             return  # those who wait were told that the record cannot be written
 
     # --- the rest ---------------------------------------------------------------------------------------
-
-    async def _wait_for_place(self) -> None:
-        if len(self._queue) >= COMMANDS_QUEUED_MAX:
-            raise LimitExceeded(
-                f"{COMMANDS_QUEUED_MAX} commands wait in this sandbox already.",
-                code="too_many_commands",
-                hint="Wait for some of them first.",
-                retry_safe=True,
-            )
-        place = anyio.Event()
-        self._queue.append(place)
-        try:
-            with anyio.move_on_after(QUEUE_WAIT_S):
-                await place.wait()
-        finally:
-            if not place.is_set():
-                self._queue.remove(place)
-        if not place.is_set():
-            raise LimitExceeded(
-                f"{COMMANDS_LIVE_MAX} commands run in this sandbox; none ended within {QUEUE_WAIT_S:g} s.",
-                code="too_many_commands",
-                hint="Wait for some of them, or kill some.",
-                retry_safe=True,
-            )
 
     def _arm(self, command: Command) -> None:
         timeout_s = command.spec.timeout_s
@@ -502,21 +471,6 @@ class Commands:
     def _time_out(self, command: Command) -> None:
         command.timed_out = command.spec.timeout_s
         self.kill(command, "timeout")
-
-    def _counters(self) -> tuple[int, int]:
-        """By how much the sandbox's counters of refusals grew since the last look."""
-        try:
-            usage = self._usage()
-        except SandboxUnavailable:
-            return 0, 0
-        grown = (usage.oom_kills - self._oom_kills, usage.pids_refused - self._forks_refused)
-        self._oom_kills, self._forks_refused = usage.oom_kills, usage.pids_refused
-        return max(0, grown[0]), max(0, grown[1])
-
-    def _break_link(self, why: str) -> None:
-        if self._link is not None:
-            self._link.close(why)
-            self.on_broken(why)
 
 
 def _acknowledgement(command_id: int, stream: int, offset: int) -> bytes:

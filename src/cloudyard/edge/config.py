@@ -16,7 +16,7 @@ LEAVE_S = 10.0  # tear-downs under way may take so long when the edge leaves; th
 RECONNECT_S = 10.0  # a lost connection is tried again for so long while PID 1 lives
 PROBE_S = 30.0  # the image's probe may take so long
 STOP_S = 60.0  # a backend may take so long to tear an instance down before it is logged and tried again
-KILL_WAIT_S = 5.0  # from SIGKILL to the end of a command; a guest that says nothing by then has lost it
+KILL_WAIT_S = 10.0  # from SIGKILL to the end of a command; a guest that says nothing by then has lost it
 TREE_WAIT_S = 2.0  # from a killed command's end to the end of the last process of its tree
 
 COMMANDS_LIVE_MAX = 248  # commands under way in one guest; the guest holds GUEST_COMMANDS_MAX

@@ -17,7 +17,6 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskStatus
 from msgspec import MsgspecError, Raw
-from msgspec.structs import replace
 
 from cloudyard.core.lifecycle import Life, story
 from cloudyard.edge.backends.base import Backend
@@ -36,7 +35,6 @@ from cloudyard.errors import (
     CloudyardError,
     InvalidRequest,
     LimitExceeded,
-    SandboxUnavailable,
     YardUnavailable,
 )
 from cloudyard.model import (
@@ -66,8 +64,6 @@ from cloudyard.wire.messages import (
     error_body,
     raw,
 )
-
-POLICY_CODES = frozenset({"sandbox_stopped", "sandbox_stopping", "sandbox_expired", "image_unusable"})
 
 log = logging.getLogger(__name__)
 
@@ -281,13 +277,7 @@ class Edge:
         return SandboxPage(sorted(infos, key=lambda info: (info.created_at, info.id)))
 
     def _reply_error(self, error: CloudyardError) -> bytes:
-        infra = isinstance(error, SandboxUnavailable | YardUnavailable) or type(error) is CloudyardError
-        body = error_body(error)
-        if isinstance(error, SandboxUnavailable) and error.code in POLICY_CODES:
-            body = replace(body, fault="policy")
-        elif infra:
-            body = replace(body, fault="infra")
-        return encode(EdgeReply(boot=self.boot, error=body))
+        return encode(EdgeReply(boot=self.boot, error=error_body(error)))
 
     async def _stop(self, sandbox: Sandbox) -> None:
         await self.yard.stop(sandbox, cause="stop_all")
@@ -299,11 +289,14 @@ class Edge:
 
     async def _stop_tasks(self, scope: anyio.CancelScope) -> None:
         """What is being torn down comes to its end, within a bound; the next start goes on with the rest."""
+        sandboxes = list(self._yard.sandboxes.values()) if self._yard is not None else []
         with anyio.move_on_after(LEAVE_S, shield=True):
-            for sandbox in list(self.yard.sandboxes.values()):
+            for sandbox in sandboxes:
                 if sandbox.tearing_down:
                     await sandbox.gone.wait()
         scope.cancel()
+        for sandbox in sandboxes:
+            sandbox.commands.let_go("the edge is leaving")
         self._presence.note(self._clock.monotonic())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cloudyard.edge.config import COMMANDS_KEPT_MAX, OUTPUT_KEPT_MAX_BYTES
-from cloudyard.edge.journal import Journal
+from cloudyard.edge.journal import Journal, OutputPlace
 from cloudyard.edge.output import bytes_sha256, file_sha256, read_file
 from cloudyard.edge.records import Ended
 from cloudyard.errors import NotFound
@@ -34,6 +34,7 @@ class History:
         self._journal = journal
         self._directory = directory
         self._kept = sum(known.kept for known in journal.ended.values())
+        journal.on_dropped = self._dropped
 
     def add(self, ended: Ended) -> None:
         """Put a command's end on record, then drop the oldest past the bounds.
@@ -71,12 +72,18 @@ class History:
         return record
 
     def result(self, ended: Ended) -> ExecResult:
-        """A command's result as it is answered: with the first bytes of its output, wherever they lie."""
+        """A command's result as it is answered: with the first bytes of its output, wherever they lie, or
+        none where they were dropped since."""
         result = ended.result
+        here = ended.command_id in self
         if ended.stdout_in_file:
-            result = replace(result, stdout=self._inline(ended.command_id, "stdout"))
+            kept = result.stdout_kept if here else 0
+            data = self._inline(ended.command_id, "stdout")
+            result = replace(result, stdout=data, stdout_kept=kept, truncated=result.truncated or not here)
         if ended.stderr_in_file:
-            result = replace(result, stderr=self._inline(ended.command_id, "stderr"))
+            kept = result.stderr_kept if here else 0
+            data = self._inline(ended.command_id, "stderr")
+            result = replace(result, stderr=data, stderr_kept=kept, truncated=result.truncated or not here)
         return result
 
     def newest(self, count: int) -> list[CommandInfo]:
@@ -114,6 +121,9 @@ class History:
     def _drop_oldest(self) -> None:
         number, known = next(iter(self._journal.ended.items()))
         del self._journal.ended[number]
+        self._dropped(number, known)
+
+    def _dropped(self, number: int, known: OutputPlace) -> None:
         self._kept -= known.kept
         for stream, in_file in (("stdout", known.stdout_in_file), ("stderr", known.stderr_in_file)):
             if in_file:

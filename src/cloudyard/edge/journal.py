@@ -8,6 +8,7 @@ position.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cloudyard.edge.config import JOURNAL_KEPT_BYTES, JOURNAL_MAX_BYTES, JOURNAL
 from cloudyard.edge.records import (
     Answer,
     AnyRecord,
+    Counted,
     Ended,
     Entry,
     Gone,
@@ -90,10 +92,14 @@ class Journal:
         self.intents: dict[int, Intent] = {}
         """Steps under way, or without a result on record."""
         self.stalled: dict[int, float] = {}
+        self.counted = Counted()
         self.keys: dict[str, KeyPlace] = {}
         """Oldest first."""
         self.ended: dict[int, OutputPlace] = {}
         """Finished commands whose results are kept, oldest first."""
+        self.on_dropped: Callable[[int, OutputPlace], None] = lambda number, known: None
+        """Told of each finished command that a rewrite leaves out."""
+        self._rewrite_at = JOURNAL_MAX_BYTES
 
     @property
     def life(self) -> Life:
@@ -136,7 +142,7 @@ class Journal:
             LimitExceeded: the disk is full or cannot be written; nothing has changed.
         """
         self._index(self.file.append(record))
-        if self.file.size > JOURNAL_MAX_BYTES or len(self.keys) > JOURNAL_RESULTS_MAX:
+        if self.file.size > self._rewrite_at or len(self.keys) > JOURNAL_RESULTS_MAX:
             with suppress(LimitExceeded):  # the record itself is safe; the next one tries again
                 self.rewrite(JOURNAL_KEPT_BYTES, JOURNAL_RESULTS_MAX // 2)
 
@@ -173,12 +179,18 @@ class Journal:
             parts.append(self.file.slice(place.offset, place.size))
             moved.append((place, at))
             at += place.size
+        parts += [pack(record) for record in self._under_way()]
         self.file.replace(b"".join(parts))
         for place, offset in moved:
             place.offset = offset
         alive = {id(place) for place in kept}
         self.keys = {key: known for key, known in self.keys.items() if id(known.place) in alive}
-        self.ended = {number: known for number, known in self.ended.items() if id(known.place) in alive}
+        for number, known in list(self.ended.items()):
+            if id(known.place) not in alive:
+                del self.ended[number]
+                self.on_dropped(number, known)
+        # what is under way is always kept: however much it is, appending stays cheap
+        self._rewrite_at = max(JOURNAL_MAX_BYTES, 2 * self.file.size)
 
     def read(self, place: Place) -> AnyRecord:
         """The record at a place."""
@@ -196,10 +208,13 @@ class Journal:
         records.append(self.lives)
         if self.gone is not None:
             records.append(self.gone)
-        records += [Used(self.used_at), Reserved(max(self.reserved, self.next_step - 1))]
-        records += self.intents.values()
-        records += [Stalled(number, seconds) for number, seconds in self.stalled.items()]
+        records += [self.counted, Used(self.used_at), Reserved(max(self.reserved, self.next_step - 1))]
         return records
+
+    def _under_way(self) -> list[AnyRecord]:
+        """Goes behind the results: the answer to a start is one, and its command goes on."""
+        stalled = [Stalled(number, seconds) for number, seconds in self.stalled.items()]
+        return [*self.intents.values(), *stalled]
 
     def _index(self, entry: Entry) -> None:
         match entry.record:
@@ -224,6 +239,8 @@ class Journal:
                 self.used_at = max(self.used_at, intent.at)
             case Stalled(number, seconds):
                 self.stalled[number] = seconds
+            case Counted() as counted:
+                self.counted = counted
             case Answer() as answer:
                 self._index_answer(answer, Place(entry.offset, entry.size))
             case Ended() as ended:

@@ -373,6 +373,7 @@ class Yard:
                     link = GuestLink(self.poller, instance.connect(), sandbox.commands)
                     await link.greet()
                     await sandbox.commands.resume(link, stalled_s=stalled_s)
+                    stalled_s = 0.0
                     if not link.broken:
                         sandbox.reconnecting = False
                         return True

@@ -164,6 +164,10 @@ async def _run(sandbox: Sandbox, op: Exec | Start, step: Step, cause: str) -> An
         await sandbox.commands.launch(command)
     except CloudyardError as exc:
         sandbox.commands.give_up(command, exc)
+    except BaseException:  # it waited for a place, and its caller went away
+        gone = YardUnavailable(f"Step {step.number} was given up.", code="given_up")
+        sandbox.commands.give_up(command, gone)
+        raise
     return await step.wait()
 
 

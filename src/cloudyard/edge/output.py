@@ -60,15 +60,16 @@ class Stream:
             self.limit = self.kept
         return self.total
 
-    def take(self, offset: int, data: bytes) -> bool:
-        """Take what the guest sent. Bytes that are here already are skipped. False when bytes before it
-        are missing.
+    def take(self, offset: int, data: bytes) -> None:
+        """Take what the guest sent. Bytes that are here already are skipped; where bytes before it are
+        missing the stream is cut.
         """
         if offset > self.total:
-            return False
+            self.error = f"bytes {self.total} to {offset} never came"
+            self.limit, self.total = self.kept, offset
         data = data[self.total - offset :]
         if not data:
-            return True
+            return
         self.total += len(data)
         part = data[: max(0, self.limit - self.kept)]
         if part:
@@ -80,7 +81,6 @@ class Stream:
         if not self.spilled and self.total - self.acknowledged > SPILL_AT_BYTES:
             self._spill()
         self.wake()
-        return True
 
     def to_acknowledge(self) -> int | None:
         """The offset below which the guest may forget all, if it has not been told yet."""

@@ -48,6 +48,7 @@ class Probe:
                 + f"{self._problem}."
                 + (f" It said: {said}" if said else ""),
                 code="image_unusable",
+                fault="policy",
                 hint="Check that the image holds the probe, or name another one in the image's config.",
             )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from cloudyard.core.lifecycle import Transition
 from cloudyard.edge.backends.base import InstanceFacts
@@ -103,13 +103,21 @@ class Stalled(Record, frozen=True, tag="Stalled"):
     stalled_s: float
 
 
+class Counted(Record, frozen=True, tag="Counted"):
+    """The kernel's counters of refusals as they were last looked at."""
+
+    oom_kills: int = 0
+    forks_refused: int = 0
+
+
 class Answer(Record, frozen=True, tag="Answer"):
-    """What a step gave: one of the two."""
+    """What a step gave: one of the two, or nothing where nobody can ask for it again."""
 
     step: int
     key: str
     digest: bytes
-    result: Raw | None = None
+    result: bytes = b""
+    """An encoded AnyResult."""
     error: ErrorBody | None = None
 
 
@@ -126,7 +134,9 @@ class Ended(Record, frozen=True, tag="Ended"):
     stderr_in_file: bool = False
 
 
-AnyRecord = Head | Placed | Moved | Gone | Lives | Used | Reserved | Intent | Stalled | Answer | Ended
+AnyRecord = (
+    Head | Placed | Moved | Gone | Lives | Used | Reserved | Intent | Stalled | Counted | Answer | Ended
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AnyRecord).decode
@@ -147,18 +157,20 @@ def pack(record: AnyRecord) -> bytes:
 
 
 def unpack(data: bytes) -> Iterator[Entry]:
-    """The entries of a file's bytes, up to the first that is torn or not of this format."""
+    """The entries of a file's bytes, up to the first that is torn."""
+    for offset, size in _whole(data):
+        with suppress(msgspec.ValidationError):  # of a newer edge: it says nothing to this one
+            yield Entry(_decode(data[offset + ENTRY.size : offset + size]), offset, size)
+
+
+def _whole(data: bytes) -> Iterator[tuple[int, int]]:
     at = 0
     while at + ENTRY.size <= len(data):
         size, checksum = ENTRY.unpack_from(data, at)
         body = data[at + ENTRY.size : at + ENTRY.size + size]
         if size > ENTRY_BYTES_MAX or len(body) < size or zlib.crc32(body) != checksum:
             return
-        try:
-            record = _decode(body)
-        except (msgspec.ValidationError, msgspec.DecodeError):
-            return
-        yield Entry(record, at, ENTRY.size + size)
+        yield at, ENTRY.size + size
         at += ENTRY.size + size
 
 
@@ -216,7 +228,7 @@ class RecordFile:
         """All records; a torn tail is cut off the file."""
         data = self._path.read_bytes()
         entries = list(unpack(data))
-        self.size = entries[-1].offset + entries[-1].size if entries else 0
+        self.size = sum(size for _, size in _whole(data))
         if self.size < len(data):
             os.truncate(self._path, self.size)
         return entries

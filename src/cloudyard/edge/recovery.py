@@ -10,11 +10,10 @@ import logging
 import shutil
 
 import anyio
-from msgspec import Raw
 
 from cloudyard.core.lifecycle import Adopted, Missing
 from cloudyard.core.reconcile import Fate, OpenStep, Settlement, settle, triage
-from cloudyard.edge.backends.base import Instance
+from cloudyard.edge.backends.base import Backend, Instance, InstanceFacts
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.life import Yard
 from cloudyard.edge.records import Answer, Intent
@@ -56,7 +55,7 @@ async def recover(yard: Yard, *, stalled_s: float) -> None:
                 sandbox = yard.hold(journal, backend)
                 sandbox.settled.set()
                 yard.admission.note(name, journal.head.spec)
-                sandbox.instance = await backend.adopt(journal.facts)
+                sandbox.instance = await _find(backend, journal.facts)
                 if sandbox.instance is None:
                     missing.append(sandbox)
                 else:
@@ -73,6 +72,14 @@ async def recover(yard: Yard, *, stalled_s: float) -> None:
         for sandbox, _instance in alive:
             tasks.start_soon(_adopt, yard, sandbox, stalled_s, places)
     _remove_stale_output(yard)
+
+
+async def _find(backend: Backend, facts: InstanceFacts) -> Instance | None:
+    try:
+        return await backend.adopt(facts)
+    except (CloudyardError, OSError) as exc:  # the sweep takes it; the others are not to wait for a repair
+        log.error("%s could not be adopted: %s", facts.sandbox, exc)
+        return None
 
 
 def _load_all(yard: Yard) -> list[Journal]:
@@ -122,7 +129,7 @@ def _take_up(sandbox: Sandbox, intent: Intent, fate: Settlement) -> None:
         case Settlement.GO_ON:
             sandbox.commands.take_up(sandbox.steps.resume(intent), intent)
         case Settlement.RELEASE:
-            sandbox.journal.append(Answer(intent.step, "", b"", Raw()))
+            sandbox.journal.append(Answer(intent.step, "", b""))
         case Settlement.LOST:
             sandbox.steps.fail(
                 sandbox.steps.resume(intent),

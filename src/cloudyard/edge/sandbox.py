@@ -44,6 +44,7 @@ def unavailable(sandbox: str, life: Life) -> SandboxUnavailable:
     return SandboxUnavailable(
         f"Sandbox {sandbox} is {life.state}: {why}.",
         code="sandbox_failed" if infra else "sandbox_expired" if expired else f"sandbox_{life.state}",
+        fault="infra" if infra else "policy",
         hint="Create a new one" + (", with a longer time to live or keep_alive." if expired else "."),
     )
 

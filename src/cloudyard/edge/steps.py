@@ -11,15 +11,14 @@ import hashlib
 
 import anyio
 import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from cloudyard.edge.config import RESULT_RECORDED_MAX_BYTES
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.records import Answer, Ended, Intent, Reserved
-from cloudyard.errors import CloudyardError, Conflict, error_from_wire
+from cloudyard.errors import CloudyardError, Conflict
 from cloudyard.model import AnyOp, AnyResult, Exec, Start
-from cloudyard.wire.messages import encode, error_body, result_decoder
+from cloudyard.wire.messages import encode, error_body, error_of, result_decoder
 
 NUMBERS_RESERVED = 256  # step numbers noted on disk at once for steps that leave no record
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -102,12 +101,10 @@ class StepBook:
         match self._journal.read(known.place):
             case Ended() as ended:
                 return ended
-            case Answer(result=Raw() as raw):
-                return replace(result_decoder.decode(raw), replayed=True)
+            case Answer(result=raw) if raw:
+                return result_decoder.decode(raw)
             case Answer(error=body) if body is not None:
-                raise error_from_wire(
-                    body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe
-                )
+                raise error_of(body)
             case _:
                 return None
 
@@ -146,8 +143,8 @@ class StepBook:
         """
         result = replace(result, step=step.number)
         if step.recorded:
-            raw = Raw(encode(result)) if step.key else None
-            if raw is not None and len(raw) > RESULT_RECORDED_MAX_BYTES:
+            raw = encode(result) if step.key else b""
+            if len(raw) > RESULT_RECORDED_MAX_BYTES:
                 self._record(step, Answer(step.number, "", b""))
             else:
                 self._record(step, Answer(step.number, step.key, step.digest, raw))
@@ -158,7 +155,7 @@ class StepBook:
         """Record that a step ended with an error. One that a retry may cure frees the key instead."""
         if step.recorded:
             kept = step.key if not error.retry_safe else ""
-            self._record(step, Answer(step.number, kept, step.digest, None, error_body(error)))
+            self._record(step, Answer(step.number, kept, step.digest, b"", error_body(error)))
         self.settle(step, error)
 
     def settle(self, step: Step, outcome: AnyResult | CloudyardError) -> None:

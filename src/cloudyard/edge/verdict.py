@@ -51,7 +51,7 @@ def judge(end: Ending) -> Verdict:
     if end.timed_out is not None:
         evidence = f"it still ran after timeout_s = {end.timed_out:g}, and was killed with its whole tree"
         return Verdict(Fault(label="policy", reason="timeout", evidence=evidence))
-    if end.killed:
+    if end.killed and end.exit_code != 0:  # else it came to its own good end first
         return Verdict(Fault(label="policy", reason="killed", evidence=end.killed))
     if end.signal is None and not end.exit_code:
         return Verdict(None)

@@ -242,7 +242,12 @@ def no_answer(url: str, within_s: float) -> YardUnavailable:
 def error_of(body: ErrorBody) -> CloudyardError:
     """The error that the yard answered with."""
     return error_from_wire(
-        body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe
+        body.kind,
+        body.message,
+        code=body.code,
+        hint=body.hint,
+        retry_safe=body.retry_safe,
+        fault=body.fault,
     )
 
 

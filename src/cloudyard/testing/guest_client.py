@@ -34,6 +34,7 @@ from cloudyard.wire.guest import (
 BOUND_S = 20.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GUEST_UID = 65533
+CAPABILITIES = ("chown", "dac_override", "fowner", "setuid", "setgid", "kill", "sys_chroot")
 
 
 @dataclass
@@ -274,29 +275,33 @@ class RunningGuest:
 
 
 def bubblewrap_argv(guest_fd: int, listen_fd: int) -> list[str]:
-    """bubblewrap with the host's tree as root, and the guest as PID 1 with the rights it has in a sandbox."""
+    """bubblewrap with the host's tree as root, and the guest as PID 1 with the rights it has in a sandbox.
+
+    bubblewrap that is started by root leaves capabilities alone: setpriv takes all but those of a sandbox.
+    """
     words = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--bind", "/", "/"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run", "--clearenv"]
-    for name in ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL", "SYS_CHROOT"):
-        words += ["--cap-add", f"CAP_{name}"]
-    return [*words, "--", f"/proc/self/fd/{guest_fd}", "--listen", str(listen_fd), "--uid", str(GUEST_UID)]
+    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run", "--clearenv", "--"]
+    words += ["setpriv", "--bounding-set", ",".join(["-all", *(f"+{name}" for name in CAPABILITIES)])]
+    return [*words, f"/proc/self/fd/{guest_fd}", "--listen", str(listen_fd), "--uid", str(GUEST_UID)]
 
 
 @contextmanager
-def running_guest(binary: Path, *, as_pid_1: bool = False) -> Iterator[RunningGuest]:
-    """Start the guest and end it, with all it started, on leaving."""
+def running_guest(
+    binary: Path, *, as_pid_1: bool = False, env: dict[str, str] | None = None
+) -> Iterator[RunningGuest]:
+    """Start the guest and end it, with all it started, on leaving. `env` is for the guest itself."""
     with tempfile.TemporaryDirectory(prefix="cy-guest-") as folder:
         path = Path(folder) / "guest.sock"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(path))
-        listener.listen(16)
+        listener.listen(64)
         guest_fd = os.open(binary, os.O_RDONLY | os.O_CLOEXEC)
         fds = (listener.fileno(), guest_fd)
         if as_pid_1:
             argv = bubblewrap_argv(guest_fd, listener.fileno())
         else:
             argv = [f"/proc/self/fd/{guest_fd}", "--listen", str(listener.fileno())]
-        with subprocess.Popen(argv, pass_fds=fds, stdin=subprocess.DEVNULL) as process:
+        with subprocess.Popen(argv, pass_fds=fds, stdin=subprocess.DEVNULL, env=env) as process:
             listener.close()
             os.close(guest_fd)
             try:

@@ -222,10 +222,22 @@ def op_tag(op: Raw) -> str:
 def error_body(error: CloudyardError) -> ErrorBody:
     """An error as it goes over the wire."""
     return ErrorBody(
-        kind=error.kind, code=error.code, message=error.message, hint=error.hint, retry_safe=error.retry_safe
+        kind=error.kind,
+        code=error.code,
+        message=error.message,
+        hint=error.hint,
+        retry_safe=error.retry_safe,
+        fault=error.fault,
     )
 
 
-def raise_error(body: ErrorBody) -> None:
-    """Raise the error that a body describes."""
-    raise error_from_wire(body.kind, body.message, code=body.code, hint=body.hint, retry_safe=body.retry_safe)
+def error_of(body: ErrorBody) -> CloudyardError:
+    """The error that a body describes."""
+    return error_from_wire(
+        body.kind,
+        body.message,
+        code=body.code,
+        hint=body.hint,
+        retry_safe=body.retry_safe,
+        fault=body.fault,
+    )

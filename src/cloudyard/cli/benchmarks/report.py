@@ -68,11 +68,11 @@ class Report(Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
     def to_table(self) -> Table:
-        """As a table, for people."""
-        table = Table("", "unit", box=None, pad_edge=False)
+        """As a table, for people; notes are not in it."""
+        table = Table("", "", box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
         for title in ("p50", "p99", "floor", "ratio", "value", "goal"):
             table.add_column(title, justify="right")
-        table.add_column("")
         for metric in self.metrics:
             goal = GOALS.get(metric.name)
             held = goal.holds(metric) if goal is not None else None
@@ -84,7 +84,6 @@ class Report(Struct, frozen=True):
                 _short(metric.ratio, "x"),
                 _short(metric.value),
                 f"[{colour}]{goal}[/]" if goal is not None else "",
-                metric.note,
             )
         return table
 

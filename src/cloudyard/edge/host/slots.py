@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ UIDS_PER_SLOT = 65_536
 SLOTS_MAX = (UID_END - UID_FIRST) // UIDS_PER_SLOT
 BLOCK_SLOTS = 64
 BLOCKS = -(-SLOTS_MAX // BLOCK_SLOTS)  # the last is short
+LOCK_WAIT_S, LOCK_POLL_S = 2.0, 0.02
 CLAIMS_DIR = Path("/run/cloudyard-slots")
 
 
@@ -68,7 +70,7 @@ class Slots:
         self._taken: set[int] = set()
 
     def open(self) -> None:
-        """Take the yard's lock and find the blocks it has claimed before.
+        """Take the yard's lock and find the blocks it has claimed before. May wait LOCK_WAIT_S: for a thread.
 
         Raises:
             Conflict: another edge runs on this state directory.
@@ -79,7 +81,7 @@ class Slots:
         os.makedirs(self._claim.state, mode=0o700, exist_ok=True)
         self._lock = os.open(self._claim.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(self._lock)
         except BlockingIOError as exc:
             os.close(self._lock)
             raise Conflict(
@@ -178,6 +180,22 @@ class Slots:
             yield
         finally:
             os.close(fd)
+
+
+def _lock_soon(fd: int) -> None:
+    """Lock it within LOCK_WAIT_S.
+
+    The descriptors of an edge that is killed while it starts a process are that process's, too, until its
+    exec: for a moment a lock outlives its edge.
+    """
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(LOCK_POLL_S)
 
 
 def _slots(block: int) -> range:

@@ -45,7 +45,8 @@ OWN_PIDS = 8  # processes of ours in a sandbox, beyond those that its user may h
 PARKED_LIMITS = Limits(memory_bytes=512 * MIB, cpu=1.0, pids=256 + OWN_PIDS)
 PIDS_PER_SANDBOX = 8  # of kernel.pid_max, for `capacity`
 DESCRIPTORS_PER_SANDBOX = 4  # of the edge's own limit, for `capacity`
-REMOVED_AT_ONCE = 2  # disks
+REMOVED_AT_ONCE = 4  # sites
+DISCARD_SLICE_S = 0.5
 SWEPT_AT_ONCE = 16  # sites
 
 
@@ -64,7 +65,8 @@ class ContainerBackend:
         self._layer_path = layer_path
         self._slots = Slots(options.state / "edge", claims=options.claims)
         self._pool = Pool(self._prepare, size=options.pool_size, at_once=options.prepared_at_once)
-        self._disk = CapacityLimiter(REMOVED_AT_ONCE)
+        self._threads = CapacityLimiter(REMOVED_AT_ONCE)
+        self._disks = CapacityLimiter(1)
         self._found: set[int] = set()  # slots that were there when we came, not yet adopted or swept
 
     async def __aenter__(self) -> Self:
@@ -127,8 +129,8 @@ class ContainerBackend:
             for slot in self._found - keep:
                 tasks.start_soon(one, slot)
         for path in self._options.trash.iterdir():
-            await to_thread.run_sync(discard, path, limiter=self._disk)
-            done.append(f"removed the disk {path.name}")
+            self._behind.start_soon(self._discard, path)
+            done.append(f"removing the disk {path.name}")
         return done
 
     def capacity(self) -> int:
@@ -136,16 +138,15 @@ class ContainerBackend:
         _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(SLOTS_MAX, pids // PIDS_PER_SANDBOX, descriptors // DESCRIPTORS_PER_SANDBOX)
 
-    # --------------------------------------------------------------------------------------------------------
-    # --------- Its own life
+    # Its own life
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
         with ExitStack() as closing:
             await self._open(closing)
-            async with create_task_group() as watching:
+            async with create_task_group() as self._behind:
                 needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled
-                watching.start_soon(self._watch, needed)
+                self._behind.start_soon(self._watch, needed)
                 try:
                     async with create_task_group() as filling:
                         filling.start_soon(self._pool.run)
@@ -154,6 +155,7 @@ class ContainerBackend:
                 finally:
                     await self._empty_pool()
                     needed.cancel()
+                self._behind.cancel_scope.cancel()
 
     async def _watch(self, needed: CancelScope) -> None:
         with needed:
@@ -181,7 +183,7 @@ class ContainerBackend:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         syscalls.become_subreaper()
-        self._slots.open()
+        await to_thread.run_sync(self._slots.open)
         closing.callback(self._slots.close)
         self._cgroups = open_cgroups(options.tag, options.cgroup_subtree)
         closing.callback(self._cgroups.close)
@@ -206,8 +208,7 @@ class ContainerBackend:
                 await self._take_down(launcher)
                 launcher.close()
 
-    # --------------------------------------------------------------------------------------------------------
-    # --------- One sandbox
+    # One sandbox
 
     def _site(self, slot: int) -> Site:
         return Site(slot, self._options, self._cgroups)
@@ -253,12 +254,10 @@ class ContainerBackend:
                 site.group.limit(limits)
             except OSError as exc:
                 raise refused(exc, site.slot) from exc
-        argv = bubblewrap(
-            str(self._options.bubblewrap), hostname=spec.hostname, shm_bytes=self._options.shm_bytes
-        )
+        argv = bubblewrap(str(self._options.bubblewrap), shm_bytes=self._options.shm_bytes)
         try:
             with anyio.fail_after(START_WAIT_S):
-                pid = await launcher.go(layers, argv)
+                pid = await launcher.go(spec.hostname, layers, argv)
                 process = self._watcher.watch(pid)
                 started = start_time(pid)
                 await _greeted(site)
@@ -296,8 +295,15 @@ class ContainerBackend:
             self._found.discard(site.slot)
 
     async def _remove(self, site: Site) -> None:
-        await site.remove(self._watcher, self._disk)
+        left = await site.remove(self._watcher, self._threads)
         self._slots.give_back(site.slot)
+        if left is not None:
+            self._behind.start_soon(self._discard, left)
+
+    async def _discard(self, path: Path) -> None:
+        """Remove a large disk, a slice at a time, behind everything else."""
+        while not await to_thread.run_sync(discard, path, DISCARD_SLICE_S, limiter=self._disks):
+            pass
 
 
 class _GuestSilent(Exception):

@@ -60,13 +60,13 @@ class Launcher:
         if len(said) != REPORT.size or REPORT.unpack(said)[0] != 0:
             self._fail(said)
 
-    async def go(self, layers: Sequence[str], argv: Sequence[str]) -> int:
+    async def go(self, hostname: str, layers: Sequence[str], argv: Sequence[str]) -> int:
         """Have it become bubblewrap. Gives the pid of the sandbox's PID 1, which has then begun to be set up.
 
         Raises:
             CloudyardError: it failed; says at what.
         """
-        strings = (f"/boxes/{self.site.slot}", str(len(layers)), *layers, *argv)
+        strings = (hostname, f"/boxes/{self.site.slot}", str(len(layers)), *layers, *argv)
         try:
             self._control.send(b"".join(part.encode() + b"\0" for part in strings))
         except OSError:
@@ -164,7 +164,7 @@ def launch(site: Site, limits: Limits, *, program: str, template: int, guest: in
     return Launcher(site, pid, control=ours, info=info, words=words)
 
 
-def bubblewrap(program: str, *, hostname: str, shm_bytes: int) -> list[str]:
+def bubblewrap(program: str, *, shm_bytes: int) -> list[str]:
     """The command line that makes a sandbox of what the launcher has prepared.
 
     Capabilities are the fewest with which package managers, su and sshd worked. /dev/shm has a size of its
@@ -173,11 +173,10 @@ def bubblewrap(program: str, *, hostname: str, shm_bytes: int) -> list[str]:
     capabilities = [part for name in CAPABILITIES for part in ("--cap-add", f"CAP_{name}")]
     return [
         program,
-        *("--userns", str(FD_USERNS), "--info-fd", str(FD_INFO)),
-        *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"),
+        *("--userns", str(FD_USERNS), "--info-fd", str(FD_INFO), "--unshare-pid", "--as-pid-1"),
         *("--bind", "/root", "/", "--proc", "/proc", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm"),
-        *("--hostname", hostname, "--chdir", "/", "--as-pid-1", "--uid", "0", "--gid", "0"),
+        *("--chdir", "/", "--uid", "0", "--gid", "0"),
         *capabilities,
         *(f"/proc/self/fd/{FD_GUEST}", "--listen", str(FD_LISTEN), "--uid", str(GUEST_UID)),
     ]

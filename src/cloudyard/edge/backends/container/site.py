@@ -79,8 +79,11 @@ class Site:
             ) from exc
         return link
 
-    async def remove(self, watcher: Watcher, disk: CapacityLimiter) -> None:
+    async def remove(self, watcher: Watcher, threads: CapacityLimiter) -> Path | None:
         """Kill what runs in it and take everything down. Finishes when cancelled, and is bounded.
+
+        Returns:
+            What is still to be removed of the disk, in the trash, where it was too much for DISK_WAIT_S.
 
         Raises:
             CloudyardError: a process does not die, or the kernel keeps something; the site is still there.
@@ -88,17 +91,14 @@ class Site:
         with CancelScope(shield=True):
             await self._end_processes(watcher)
             try:
-                await cgroups.remove(self.group)
-                self.socket_path.unlink(missing_ok=True)
-                thrown = self._throw_away()
+                left = await to_thread.run_sync(self._take_down, limiter=threads)
             except OSError as exc:
                 raise CloudyardError(
                     f"Taking down slot {self.slot} failed at {exc.filename}: {exc.strerror}.",
                     code="not_removed",
+                    retry_safe=True,
                 ) from exc
-            if thrown is not None:
-                with anyio.move_on_after(DISK_WAIT_S):
-                    await to_thread.run_sync(discard, thrown, limiter=disk, abandon_on_cancel=True)
+        return left
 
     async def _end_processes(self, watcher: Watcher) -> None:
         with anyio.move_on_after(EMPTY_WAIT_S):
@@ -113,14 +113,15 @@ class Site:
             retry_safe=True,
         )
 
-    def _throw_away(self) -> Path | None:
-        """Move the directory out of the way, so that the slot can be used again at once."""
-        target = self._trash / f"{self.slot}-{secrets.token_hex(4)}"
+    def _take_down(self) -> Path | None:
+        cgroups.remove(self.group)
+        self.socket_path.unlink(missing_ok=True)
+        thrown = self._trash / f"{self.slot}-{secrets.token_hex(4)}"
         try:
-            self.directory.rename(target)
+            self.directory.rename(thrown)  # at once: the slot can be used again before its disk is empty
         except FileNotFoundError:
             return None
-        return target
+        return None if discard(thrown, DISK_WAIT_S) else thrown
 
 
 def refused(exc: OSError, slot: int) -> CloudyardError:

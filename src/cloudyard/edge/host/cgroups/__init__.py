@@ -8,6 +8,7 @@ from another group. Knows files of the kernel, and nothing of sandboxes.
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -162,20 +163,20 @@ async def freeze(group: Group) -> None:
     )
 
 
-async def remove(group: Group) -> None:
-    """Remove a group whose processes are about to be gone.
+def remove(group: Group) -> None:
+    """Remove a group whose processes are about to be gone. Blocks: for a thread.
 
     Raises:
         OSError: EBUSY when one is still there after REMOVE_WAIT_S; or another reason of the kernel's.
     """
-    deadline = anyio.current_time() + REMOVE_WAIT_S
+    deadline = time.monotonic() + REMOVE_WAIT_S
     while True:
         try:
             return group.remove()
         except OSError as exc:
-            if exc.errno != errno.EBUSY or anyio.current_time() > deadline:
+            if exc.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
-        await anyio.sleep(POLL_S)
+        time.sleep(POLL_S)
 
 
 def refused(exc: OSError, what: str) -> CloudyardError:

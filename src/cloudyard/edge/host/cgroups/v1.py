@@ -40,7 +40,7 @@ class GroupV1:
         files.write(self._where["pids"] / "pids.max", str(limits.pids))
 
     def pids(self) -> list[int]:
-        return sorted({pid for home in self._homes for pid in files.read_pids(home / "cgroup.procs")})
+        return files.read_pids(self._homes[0] / "cgroup.procs")  # the one that is joined first
 
     def set_frozen(self, frozen: bool, /) -> None:
         files.write(self._where["freezer"] / "freezer.state", "FROZEN" if frozen else "THAWED")
