@@ -290,7 +290,7 @@ async def test_cancelling_run_kills_the_command(yard_dir: Path) -> None:
             mark = yard_dir / f"pid-{len(stdin)}"
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(lambda: box.run(f"echo $$ > {mark}; sleep 600", stdin=stdin))  # noqa: B023
-                await wait_until(lambda: mark.exists() and mark.read_text(), "the command runs")  # noqa: B023
+                await wait_until(lambda: mark.exists() and bool(mark.read_text()), "the command runs")  # noqa: B023
                 tasks.cancel_scope.cancel()
             pid = int(mark.read_text())
             await wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the command is gone")  # noqa: B023

@@ -66,7 +66,13 @@ async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
             done = await box.run(command, stdin=stdin, **how)
             print(json.dumps(_completed_json(box.id, done)))
         else:
-            done = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
+            try:
+                done = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
+            except InvalidRequest as error:
+                if error.code != "not_started":
+                    raise
+                print(f"cloudyard: {error.message}", file=sys.stderr)
+                return EXIT_NOT_STARTED
             _explain(done)
     return exit_code_of(done)
 
