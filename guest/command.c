@@ -73,6 +73,8 @@ static void read_stream(struct guest *guest, struct command *command, unsigned w
 		return;
 	for (int i = 0; i < READS_A_TURN_MAX && state == STREAM_MORE; i++)
 		state = stream_read(stream, guest->scratch, SCRATCH_BYTES);
+	if (state == STREAM_DRY)
+		stream->settled = stream->total;
 	if (state == STREAM_ENDED)
 		close_stream(guest, stream);
 	else
@@ -426,9 +428,10 @@ void command_tick(struct guest *guest, uint64_t now)
 			continue;
 		if (command->ended && !command->complete && now >= command->detach_at_us)
 			settle(guest, command, now);
-		if (command->answer_by_us != 0 && now >= command->answer_by_us && command->keeper_pid > 0) {
+		if (command->answer_by_us != 0 && now >= command->answer_by_us) {
 			command->answer_by_us = 0;
-			(void)kill(command->keeper_pid, SIGKILL);
+			if (command->keeper_pid > 0)
+				(void)kill(command->keeper_pid, SIGKILL);
 		}
 		if (command->forgotten && !command->tree_alive && (command->told_gone || !command->told_alive))
 			command_free(guest, i);

@@ -138,5 +138,6 @@ void keeper_run(const struct house *house, struct frame *frame, struct wiring *w
 	if (!privilege_close_others((const int[]){channel, keeper.signal_fd, house->proc_fd}, 3))
 		keeper.killing = true;
 	start_free(&start);
+	pages_give_back(frame->body, frame->size); /* a long program need not lie here as long as it runs */
 	keep(&keeper);
 }

@@ -3,7 +3,6 @@
 
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 
@@ -88,22 +87,14 @@ static void dispatch(struct guest *guest, const struct epoll_event *event, bool 
 	}
 }
 
-/* Whole pages inside a buffer go back to the kernel and read as zeros afterwards. */
-static void give_back(uint8_t *bytes, size_t size)
-{
-	uintptr_t page = 4 * KIB, begin = ((uintptr_t)bytes + page - 1) & ~(page - 1), end = ((uintptr_t)bytes + size) & ~(page - 1);
-	if (begin < end)
-		(void)madvise((void *)begin, end - begin, MADV_DONTNEED);
-}
-
 static void rest(struct guest *guest)
 {
 	for (unsigned i = 0; i < guest->commands_max; i++)
 		for (unsigned s = 0; guest->commands[i] != NULL && s < 2; s++)
 			stream_rest(&guest->commands[i]->streams[s]);
-	give_back(guest->scratch, sizeof guest->scratch);
+	pages_give_back(guest->scratch, sizeof guest->scratch);
 	if (guest->out_count == 0)
-		give_back(guest->outbox, sizeof guest->outbox);
+		pages_give_back(guest->outbox, sizeof guest->outbox);
 }
 
 static int timeout_ms(const struct guest *guest, bool children)

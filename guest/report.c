@@ -117,6 +117,8 @@ static bool tell(struct command *command, struct builder *builder)
 			tell_not_started(command, builder);
 		if ((command->started || command->complete) && !command->told_started)
 			tell_started(command, builder);
+		if (!command->told_started)
+			return true; /* its keeper has not said so yet: nothing comes before it */
 		if (!tell_output(command, 0, builder) || !tell_output(command, 1, builder) || !fits(builder))
 			return false;
 		if (command->input.ack_due)

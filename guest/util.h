@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -67,6 +68,15 @@ static inline uint64_t now_us(void)
 	struct timespec now = {0};
 	(void)clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+/* The whole pages inside a buffer of private memory go back to the kernel; they read as zeros afterwards. */
+static inline void pages_give_back(uint8_t *bytes, size_t size)
+{
+	uintptr_t page = 4 * KIB;
+	uintptr_t begin = ((uintptr_t)bytes + page - 1) & ~(page - 1), end = ((uintptr_t)bytes + size) & ~(page - 1);
+	if (begin < end)
+		(void)madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
 #endif

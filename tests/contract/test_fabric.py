@@ -12,7 +12,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloudyard.errors import Conflict, Forbidden, LimitExceeded, NotFound, Unauthorized, YardUnavailable
+from cloudyard.errors import (
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    Unauthorized,
+    YardUnavailable,
+)
 from cloudyard.fabric import Credentials, Fabric
 from cloudyard.testing.nats import NatsServer, nats_server
 from cloudyard.wire.messages import (
@@ -93,6 +101,21 @@ async def test_credentials_in_the_url_work_and_are_not_shown(server: NatsServer)
             with pytest.raises(YardUnavailable):
                 await fabric.request(call_subject("e1"), b"")
     assert who.password not in repr(who)
+
+
+@pytest.mark.parametrize(
+    ("url", "creds_file", "code"),
+    [
+        ("127.0.0.1:4222", "", "bad_nats_url"),
+        ("http://127.0.0.1:4222", "", "bad_nats_url"),
+        ("nats://127.0.0.1:4222", "/nowhere/my.creds", "bad_credentials_file"),
+    ],
+)
+async def test_what_no_waiting_makes_better_is_refused_at_once(url: str, creds_file: str, code: str) -> None:
+    with anyio.fail_after(BOUND_S), pytest.raises(InvalidRequest) as caught:
+        async with Fabric.connect(url, Credentials(creds_file=creds_file), name="x"):
+            pass
+    assert caught.value.code == code
 
 
 async def test_an_edge_cannot_speak_in_anothers_name(server: NatsServer, control: Fabric) -> None:

@@ -144,6 +144,17 @@ async def test_errors_come_back_as_they_are_for_their_own_request(yard: Yard) ->
     assert codes == {1: "sandbox_not_found", 2: "bad_sandbox_id", 3: "edge_unreachable", 4: "bad_key"}
 
 
+async def test_an_answer_that_cannot_be_read_fails_its_request_alone(yard: Yard) -> None:
+    yard.edge.garbage = b"\xc1"
+    await yard.send(1, ECHO)
+    reply = await yard.reply()
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.fault) == ("bad_reply", "infra")
+    yard.edge.garbage = b""
+    await yard.send(2, ECHO)
+    assert (await yard.reply()).error is None
+
+
 async def test_an_operation_that_is_none_is_refused_with_a_sentence(yard: Yard) -> None:
     request = MuxRequest(id=1, sandbox=yard.sandbox, op=Raw(encode({"op": "exec", "comand": {}})))
     await yard.socket.send(encode(MuxFrame(request=request)))

@@ -53,7 +53,8 @@ def test_every_figure_is_measured_in_a_yard_of_its_own(depot: Path) -> None:
     metrics = {metric["name"]: metric for metric in report["metrics"]}
     assert set(metrics) == set(MEASURES)
     for metric in metrics.values():
-        assert (metric["p50"] is None) != (metric["value"] is None), metric
+        measured = metric["p50"] is not None or metric["value"] is not None
+        assert measured or "not to be told" in metric["note"], metric
         assert " 0 failed" in metric["note"] or "failed" not in metric["note"], metric
     for name in ("create_to_first_exec_ms", "exec_ms", "exec_http_ms"):
         assert metrics[name]["ratio"] > 0

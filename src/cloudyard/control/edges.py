@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import anyio
+import msgspec
 from msgspec import Raw
 
 from cloudyard.control.watcher import Watcher
@@ -43,7 +44,13 @@ class Edges:
             CloudyardError: whatever the edge says.
         """
         self._watcher.check(edge)
-        reply = reply_decoder.decode(await self._fabric.request(call_subject(edge), encode(call)))
+        answer = await self._fabric.request(call_subject(edge), encode(call))
+        try:
+            reply = reply_decoder.decode(answer)
+        except msgspec.MsgspecError as exc:
+            raise CloudyardError(
+                f"The answer of edge {edge} cannot be read: {exc}.", code="bad_reply"
+            ) from exc
         if reply.error is not None:
             raise error_of(reply.error)
         return reply.result
@@ -64,9 +71,8 @@ class Edges:
 
         Raises:
             InvalidRequest: the text is no sandbox id.
-            YardUnavailable: its edge is away, or the answer was lost; `retry_safe` is false when the
-            operation may have been
-                done and has no key to recognise it by.
+            YardUnavailable: its edge is away, or the answer was lost; `retry_safe` is false when it may have
+                been done and has no key to recognise it by.
             CloudyardError: whatever the edge says.
         """
         try:

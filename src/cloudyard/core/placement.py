@@ -20,10 +20,8 @@ SAMPLE = 3  # edges compared for one placement
 DRAWS_MAX = 4 * SAMPLE  # draws for them, before every edge is looked at
 ROUNDING = 1e-6  # cores
 FADE = 0.99  # how much of what was learnt of other placers is kept from one heartbeat to the next
-CROWD_KNOWN, CROWD_MAX = (
-    8.0,
-    64.0,
-)  # placements of ours before other placers are judged; the most that is believed
+CROWD_KNOWN = 8.0  # placements of ours before other placers are judged
+CROWD_MAX = 64.0  # the most that is believed of them
 MEMORY_SPARE_BYTES = 256 * MIB  # with less than this really free on an edge nothing more is placed there
 
 

@@ -11,7 +11,7 @@ import anyio
 from msgspec.structs import replace
 
 from cloudyard.edge.clock import Timer
-from cloudyard.edge.history import output_path
+from cloudyard.edge.history import output_name
 from cloudyard.edge.output import Stream
 from cloudyard.edge.records import Counted, Ended
 from cloudyard.edge.stdin import Stdin
@@ -61,8 +61,8 @@ class Command:
         self.waits = waits
         """The step that started it waits for its end."""
         self.info = command_info(self.id, spec)
-        self.stdout = Stream(output_path(directory, self.id, "stdout"), spec.output_limit_bytes)
-        self.stderr = Stream(output_path(directory, self.id, "stderr"), spec.output_limit_bytes)
+        self.stdout = Stream(directory, output_name(self.id, "stdout"), spec.output_limit_bytes)
+        self.stderr = Stream(directory, output_name(self.id, "stderr"), spec.output_limit_bytes)
         self.stdin = (
             Stdin(self.id, spec.stdin, eof=not spec.keep_stdin) if spec.stdin or spec.keep_stdin else None
         )

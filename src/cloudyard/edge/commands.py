@@ -395,7 +395,7 @@ class Commands:
             return
         self._leave(command)
         self._forget(command, tree_lives=False)
-        kind = InvalidRequest if why.fault.label == "policy" else SandboxUnavailable
+        kind = InvalidRequest if why.fault.label == "policy" else CloudyardError
         message = f"The command could not be started: {why.error}."
         error = kind(message, code="not_started", hint=why.fault.evidence, fault=why.fault.label)
         self._fail(command.step, error)
@@ -405,11 +405,13 @@ class Commands:
         if command.id not in self.live:
             return
         if not command.waits and not command.step.done:  # it ended before its start was answered
-            if lost or not command.sent:
-                why = lost or command.killed
-                self._fail(command.step, SandboxUnavailable(f"The command was lost: {why}.", code="lost"))
-            else:
+            if lost:
+                self._fail(command.step, CloudyardError(f"The command was lost: {lost}.", code="step_lost"))
+            elif command.sent:
                 self._answer(command)
+            else:
+                message = f"The command was ended before it could start: {command.killed}."
+                self._fail(command.step, Conflict(message, code="command_ended", fault="policy"))
         ended_badly = command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0
         verdict = judge(command.ending(self._refusals.look() if ended_badly else Counted(), lost=lost))
         self._conclude(command, command.result(verdict), tree_lives=command.tree_lives)

@@ -21,15 +21,16 @@ from msgspec import MsgspecError, Raw
 from cloudyard.core.lifecycle import Life, story
 from cloudyard.edge.backends.base import Backend
 from cloudyard.edge.clock import Clock, SystemClock, Timers
-from cloudyard.edge.config import ALIVE_STAMP_S, CALLS_MAX, LEAVE_S, REPLY_BYTES_MAX, EdgeConfig
+from cloudyard.edge.config import ALIVE_STAMP_S, CALLS_MAX, FORGET_S, LEAVE_S, REPLY_BYTES_MAX, EdgeConfig
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
-from cloudyard.edge.life import Ended, Yard
+from cloudyard.edge.life import Yard
 from cloudyard.edge.meminfo import available_bytes
 from cloudyard.edge.operations import answer_from_record, perform
 from cloudyard.edge.poller import Poller
 from cloudyard.edge.presence import Presence
 from cloudyard.edge.recovery import recover
+from cloudyard.edge.remembered import Ended
 from cloudyard.edge.sandbox import Sandbox, unavailable
 from cloudyard.errors import (
     CloudyardError,
@@ -132,6 +133,7 @@ class Edge:
             stalled_s = max(0.0, self._clock.monotonic() - seen) if seen is not None else 0.0
             await recover(self._yard, stalled_s=stalled_s)
             self._note_alive()
+            self._forget_ended()
             self._running = stack.pop_all()
         return self
 
@@ -273,7 +275,7 @@ class Edge:
     def _list(self, call: CallList) -> SandboxPage:
         infos = [one.info() for one in self.yard.sandboxes.values() if one.project == call.project]
         if call.stopped:
-            infos += [one.info for one in self.yard.ended.values() if one.info.project == call.project]
+            infos += [one.info for one in self.yard.ended if one.info.project == call.project]
         return SandboxPage(sorted(infos, key=lambda info: (info.created_at, info.id)))
 
     def _reply_error(self, error: CloudyardError) -> bytes:
@@ -286,6 +288,10 @@ class Edge:
         now = self._clock.monotonic()
         self._presence.note(now)
         self._timers.at(now + ALIVE_STAMP_S, self._note_alive)
+
+    def _forget_ended(self) -> None:
+        self.yard.ended.forget_expired()
+        self._timers.at(self._clock.monotonic() + FORGET_S, self._forget_ended)
 
     async def _stop_tasks(self, scope: anyio.CancelScope) -> None:
         """What is being torn down comes to its end, within a bound; the next start goes on with the rest."""

@@ -7,7 +7,6 @@ Small output lies in the journal beside the result, larger output in the command
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,9 +19,9 @@ from cloudyard.errors import NotFound
 from cloudyard.model import OUTPUT_INLINE_BYTES, CommandInfo, ExecResult, OutputChunk, StreamName
 
 
-def output_path(directory: Path, command_id: int, stream: StreamName) -> Path:
-    """Where a stream of a command is kept once it is large."""
-    return directory / f"{command_id}.{'out' if stream == 'stdout' else 'err'}"
+def output_name(command_id: int, stream: StreamName) -> str:
+    """The file in which a stream of a command is kept once it is large."""
+    return f"{command_id}.{'out' if stream == 'stdout' else 'err'}"
 
 
 class History:
@@ -101,7 +100,7 @@ class History:
         out = stream == "stdout"
         kept = ended.result.stdout_kept if out else ended.result.stderr_kept
         total = ended.result.stdout_total if out else ended.result.stderr_total
-        path = output_path(self._directory, command_id, stream)
+        path = self._directory / output_name(command_id, stream)
         in_file = ended.stdout_in_file if out else ended.stderr_in_file
         held = ended.result.stdout if out else ended.result.stderr
         size = min(size, max(0, kept - offset))
@@ -116,7 +115,7 @@ class History:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _inline(self, command_id: int, stream: StreamName) -> bytes:
-        return read_file(output_path(self._directory, command_id, stream), 0, OUTPUT_INLINE_BYTES)
+        return read_file(self._directory / output_name(command_id, stream), 0, OUTPUT_INLINE_BYTES)
 
     def _drop_oldest(self) -> None:
         number, known = next(iter(self._journal.ended.items()))
@@ -125,7 +124,8 @@ class History:
 
     def _dropped(self, number: int, known: OutputPlace) -> None:
         self._kept -= known.kept
-        for stream, in_file in (("stdout", known.stdout_in_file), ("stderr", known.stderr_in_file)):
-            if in_file:
-                with suppress(FileNotFoundError):
-                    output_path(self._directory, number, stream).unlink()  # type: ignore[arg-type]
+        names: list[StreamName] = []
+        names += ["stdout"] if known.stdout_in_file else []
+        names += ["stderr"] if known.stderr_in_file else []
+        for name in names:
+            (self._directory / output_name(number, name)).unlink(missing_ok=True)

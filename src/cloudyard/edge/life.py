@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import NamedTuple
 from uuid import uuid4
 
 import anyio
@@ -29,9 +27,8 @@ from cloudyard.core.lifecycle import (
     decide,
     transition,
 )
-from cloudyard.core.reconcile import expired
 from cloudyard.edge.admission import Admission
-from cloudyard.edge.backends.base import Backend
+from cloudyard.edge.backends.base import Backend, Instance
 from cloudyard.edge.clock import Clock, Timers
 from cloudyard.edge.config import RECONNECT_S, STOP_S, EdgeConfig
 from cloudyard.edge.guest_link import GuestLink
@@ -40,6 +37,7 @@ from cloudyard.edge.operations import check
 from cloudyard.edge.poller import Poller
 from cloudyard.edge.probe import Probe
 from cloudyard.edge.records import AnyRecord, Head, Moved, Placed
+from cloudyard.edge.remembered import Ended, Remembered
 from cloudyard.edge.sandbox import Sandbox, describe, unavailable
 from cloudyard.errors import (
     CloudyardError,
@@ -51,19 +49,10 @@ from cloudyard.errors import (
 from cloudyard.model import Image, KeepAlive, SandboxId, SandboxInfo, SandboxSpec
 
 RECONNECT_PAUSE_S = 0.05  # between two tries to connect to a guest that should live
-STOP_TRIES = 3
+TEAR_DOWN_PAUSE_S = 1.0  # after a tear-down that failed; doubled with each
+TEAR_DOWN_PAUSE_MAX_S = 60.0
 
 log = logging.getLogger(__name__)
-
-
-class Ended(NamedTuple):
-    """A sandbox of which nothing is left but its record."""
-
-    info: SandboxInfo
-    path: Path
-    at: float
-    error: CloudyardError | None = None
-    """Why it could not be created, while that is remembered."""
 
 
 class Yard:
@@ -86,7 +75,7 @@ class Yard:
         self.timers = timers
         self.poller = poller
         self.sandboxes: dict[str, Sandbox] = {}
-        self.ended: dict[str, Ended] = {}
+        self.ended = Remembered(clock)
         capacity = sum(backend.capacity() for backend in backends.values())
         self.admission = Admission(config, min(config.sandboxes_max, capacity))
         self._images = images
@@ -145,9 +134,10 @@ class Yard:
         return known.info()
 
     async def stop(self, sandbox: Sandbox, *, reason: StopReason = "asked", cause: str) -> SandboxInfo:
-        """End a sandbox, and return when nothing of it is left."""
+        """End a sandbox, and return when nothing of it is left, or when that takes longer than it may."""
         self.apply(sandbox, StopWanted(cause=cause, at=self.clock.wall(), reason=reason))
-        await sandbox.gone.wait()
+        with anyio.move_on_after(STOP_S):
+            await sandbox.gone.wait()
         ended = self.ended.get(sandbox.id)
         return ended.info if ended is not None else sandbox.info()
 
@@ -250,7 +240,7 @@ class Yard:
         """The link to a guest broke."""
         if sandbox.life.state == "running" and not sandbox.reconnecting:
             sandbox.reconnecting = True
-            self._tasks.start_soon(self.reconnect, sandbox, why)
+            self._tasks.start_soon(self._reconnect, sandbox, why)
 
     def _end_commands(self, sandbox: Sandbox) -> None:
         if sandbox.ttl_timer is not None:
@@ -274,13 +264,10 @@ class Yard:
         sandbox.gone.set()
 
     def remember(self, journal: Journal, life: Life, error: CloudyardError | None = None) -> None:
-        """Keep what is known of a sandbox that has ended, and forget the oldest past the bounds."""
-        now = self.clock.wall()
-        at = journal.gone.at if journal.gone is not None else now
+        """Keep what is known of a sandbox that has ended."""
+        at = journal.gone.at if journal.gone is not None else self.clock.wall()
         info = describe(journal, edge=self.config.edge, life=life)
-        self.ended[info.id] = Ended(info, journal.file.path, at, error)
-        for name in expired({name: ended.at for name, ended in self.ended.items()}, now):
-            self.ended.pop(name).path.unlink(missing_ok=True)
+        self.ended.add(Ended(info, journal.file.path, at, error))
 
     # --- what takes time --------------------------------------------------------------------------------
 
@@ -338,16 +325,17 @@ class Yard:
         sandbox.last_used = self.clock.monotonic()
 
     async def _tear_down(self, sandbox: Sandbox) -> None:
-        for attempt in range(1, STOP_TRIES + 1):
+        pause_s = TEAR_DOWN_PAUSE_S
+        while True:
             try:
                 with anyio.fail_after(STOP_S):
                     await self._stop_instance(sandbox)
                 break
-            except (CloudyardError, OSError, TimeoutError):
-                log.exception("%s: tearing it down failed, try %d of %d.", sandbox.id, attempt, STOP_TRIES)
-                await anyio.sleep(attempt)
-        else:
-            return  # it keeps its promise and its record says what it is: the next start sweeps it
+            except Exception:
+                # it keeps its promise: what may still be there is not given to another
+                log.exception("%s: tearing it down failed; the next try is in %g s.", sandbox.id, pause_s)
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, TEAR_DOWN_PAUSE_MAX_S)
         self.apply(sandbox, TornDown(cause="teardown", at=self.clock.wall()))
 
     async def _stop_instance(self, sandbox: Sandbox) -> None:
@@ -355,7 +343,15 @@ class Yard:
             await sandbox.instance.stop()
             sandbox.instance = None
 
-    async def reconnect(self, sandbox: Sandbox, why: str, stalled_s: float = 0.0) -> bool:
+    async def _reconnect(self, sandbox: Sandbox, why: str) -> None:
+        if sandbox.instance is not None:
+            with anyio.move_on_after(
+                RECONNECT_PAUSE_S
+            ):  # most often it is the guest that went, and this tells
+                await sandbox.instance.wait_gone()
+        await self.connect(sandbox, why)
+
+    async def connect(self, sandbox: Sandbox, why: str, *, stalled_s: float = 0.0) -> bool:
         """Connect to a guest that should live, or find that it does not; gives whether it did.
 
         Args:
@@ -368,19 +364,10 @@ class Yard:
         gone = instance is None
         with anyio.move_on_after(RECONNECT_S):
             while instance is not None and not gone:
-                link: GuestLink | None = None
-                try:
-                    link = GuestLink(self.poller, instance.connect(), sandbox.commands)
-                    await link.greet()
-                    await sandbox.commands.resume(link, stalled_s=stalled_s)
-                    stalled_s = 0.0
-                    if not link.broken:
-                        sandbox.reconnecting = False
-                        return True
-                except SandboxUnavailable as exc:
-                    why = exc.message
-                    if link is not None:
-                        link.close(why)
+                why = await self._try_to_connect(sandbox, instance, stalled_s)
+                if not why:
+                    sandbox.reconnecting = False
+                    return True
                 with anyio.move_on_after(RECONNECT_PAUSE_S):
                     await instance.wait_gone()
                     gone = True
@@ -389,3 +376,22 @@ class Yard:
             evidence = f"PID 1 has ended ({why})" if gone else f"no connection for {RECONNECT_S:g} s ({why})"
             self.apply(sandbox, GuestGone(cause="link", at=self.clock.wall(), evidence=evidence))
         return False
+
+    async def _try_to_connect(self, sandbox: Sandbox, instance: Instance, stalled_s: float) -> str:
+        """Why it did not work; empty when it did."""
+        try:
+            link = GuestLink(self.poller, instance.connect(), sandbox.commands)
+        except (CloudyardError, OSError) as exc:
+            return str(exc)
+        try:
+            await link.greet()
+            await sandbox.commands.resume(link, stalled_s=stalled_s)
+        except Exception as exc:
+            if not isinstance(exc, SandboxUnavailable):
+                log.exception("%s: taking up its commands failed.", sandbox.id)
+            link.close(str(exc))
+            return str(exc)
+        except BaseException:
+            link.close("connecting was given up")
+            raise
+        return link.broken

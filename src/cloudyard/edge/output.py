@@ -27,10 +27,22 @@ class Stream:
     spills.
     """
 
-    __slots__ = ("_changed", "_memory", "_path", "acknowledged", "error", "kept", "limit", "spilled", "total")
+    __slots__ = (
+        "_changed",
+        "_directory",
+        "_memory",
+        "_name",
+        "acknowledged",
+        "error",
+        "kept",
+        "limit",
+        "spilled",
+        "total",
+    )
 
-    def __init__(self, path: Path, limit: int) -> None:
-        self._path = path
+    def __init__(self, directory: Path, name: str, limit: int) -> None:
+        self._directory = directory
+        self._name = name
         self._memory = bytearray()
         self._changed: anyio.Event | None = None
         self.limit = limit
@@ -51,7 +63,7 @@ class Stream:
             acknowledged: how much the guest was told to forget.
         """
         with suppress(FileNotFoundError):
-            self.kept = self._path.stat().st_size
+            self.kept = (self._directory / self._name).stat().st_size
             self.spilled = True
         self.total = max(self.kept, acknowledged)
         self.acknowledged = acknowledged
@@ -92,7 +104,7 @@ class Stream:
     def read(self, offset: int, size: int) -> bytes:
         """Kept bytes from an offset on."""
         if self.spilled:
-            return read_file(self._path, offset, min(size, self.kept - offset))
+            return read_file(self._directory / self._name, offset, min(size, self.kept - offset))
         return bytes(self._memory[offset : offset + size])
 
     def inline(self) -> bytes | None:
@@ -116,12 +128,13 @@ class Stream:
         self.kept = 0
         self.spilled = True
         with suppress(FileExistsError):
-            self._path.parent.mkdir(mode=0o700, parents=True)
+            self._directory.mkdir(mode=0o700, parents=True)
         self._append(memory)
 
     def _append(self, data: bytes) -> None:
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            path = self._directory / self._name
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 written = os.write(fd, data)
             finally:
@@ -134,7 +147,7 @@ class Stream:
             self._cut("the disk took only a part of it")
 
     def _cut(self, why: str) -> None:
-        self.error = f"writing {self._path.name} failed at byte {self.kept}: {why}"
+        self.error = f"writing {self._name} failed at byte {self.kept}: {why}"
         self.limit = self.kept
 
 

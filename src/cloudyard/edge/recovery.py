@@ -105,7 +105,7 @@ async def _adopt(yard: Yard, sandbox: Sandbox, stalled_s: float, places: anyio.C
     async with places:
         _take_up_steps(sandbox)
         connects = sandbox.life.state == "running"
-        if not connects or await yard.reconnect(sandbox, "the edge was restarted", stalled_s):
+        if not connects or await yard.connect(sandbox, "the edge was restarted", stalled_s=stalled_s):
             yard.apply(sandbox, Adopted(cause="restart", at=yard.clock.wall()))
 
 

@@ -6,7 +6,8 @@ Cloudyard's errors, and nothing of NATS.
 """
 
 from cloudyard.fabric.bucket import Bucket, Entry
-from cloudyard.fabric.connection import Credentials, Fabric, Message
+from cloudyard.fabric.connection import Fabric, Message
+from cloudyard.fabric.link import Credentials
 from cloudyard.fabric.nats_server import NatsServerConfig, find_nats_server, render_config, write_private
 
 __all__ = [

@@ -4,9 +4,6 @@ Requests use reply subjects of our own, `cy.reply.<edge>.<client>.<n>` on one wi
 an edge may be allowed to publish its answers and nothing else. A request waits until it is answered or
 cancelled, and fails at once when the connection breaks: nothing is buffered for later, so what a caller was
 told had failed is not sent behind its back.
-
-The NATS library reconnects by itself, but gives up for ever on some errors and keeps sending what it had
-queued. So its reconnecting is off, and a new client is made here whenever the old one is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -23,43 +20,33 @@ from typing import NamedTuple, Self
 import anyio
 import nats.errors
 from anyio.abc import TaskGroup, TaskStatus
-from msgspec import Struct
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from cloudyard.errors import Forbidden, LimitExceeded, Unauthorized, YardUnavailable
 from cloudyard.fabric.answers import Handler, answer_lost, busy, error_reply, handled
 from cloudyard.fabric.bucket import Bucket
+from cloudyard.fabric.link import (
+    CLOSE_S,
+    FAILURES,
+    Credentials,
+    Link,
+    Listener,
+    OnMessage,
+    check_address,
+    shown,
+)
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 2  # one attempt to connect
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 2.0  # between attempts
-PING_S = 5  # a peer that misses two pings is gone
 LOST_CHECK_S = 0.25  # a backstop: some failures of the client end it without a callback
-CLOSE_S = 2.0  # bound of closing
 SERVE_MAX = 16_384  # requests under way in one `serve`
 SUBSCRIBE_MAX = 1024  # messages that wait in one `subscribe`
 
 _REFUSED = re.compile(
     r"permissions violation for (publish|subscription) to [\"']([^\"']+)[\"']", re.IGNORECASE
 )
-
-OnMessage = Callable[[Msg], Awaitable[None]]
-
-
-class Credentials(Struct, frozen=True):
-    """Who we are to NATS: a user and a password, or the path of a credentials file. All empty: what the URL
-    says.
-    """
-
-    user: str = ""
-    password: str = ""
-    creds_file: str = ""
-
-    def __repr__(self) -> str:
-        return f"Credentials(user={self.user!r}, password=<secret>, creds_file={self.creds_file!r})"
 
 
 class Message(NamedTuple):
@@ -76,15 +63,6 @@ class _Wait(NamedTuple):
     subject: str
 
 
-class _Listener(Struct, eq=False):
-    """A subscription that outlives connections. `now` is what it is on the present one."""
-
-    subject: str
-    on_message: OnMessage
-    now: Subscription | None = None
-    refused: bool = False
-
-
 class Fabric:
     """One connection to NATS. Use `async with Fabric.connect(...)`; everything else needs it open."""
 
@@ -93,13 +71,12 @@ class Fabric:
         self._credentials = credentials
         self._name = name
         self._me = secrets.token_hex(6)
-        self._client: Client | None = None
-        self._lost = anyio.Event()
+        self._link: Link | None = None
         self._back = anyio.Event()
         self._waits: dict[str, _Wait] = {}
         self._count = 0
-        self._answers = _Listener(f"cy.reply.*.{self._me}.*", self._on_reply)
-        self._listeners: list[_Listener] = []
+        self._answers = Listener(f"cy.reply.*.{self._me}.*", self._on_reply)
+        self._listeners: list[Listener] = []
         self._tasks: TaskGroup | None = None
 
     @classmethod
@@ -114,6 +91,7 @@ class Fabric:
         return cls(url, credentials or Credentials(), name)
 
     async def __aenter__(self) -> Self:
+        check_address(self._url, self._credentials)
         await self._reconnect(first=True)
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._keep)
@@ -137,7 +115,7 @@ class Fabric:
     @property
     def connected(self) -> bool:
         """Whether a message can be sent now."""
-        return self._client is not None and self._client.is_connected
+        return self._link is not None and self._link.client.is_connected
 
     async def wait_connected(self) -> None:
         """Return once a message can be sent."""
@@ -148,28 +126,25 @@ class Fabric:
     # --- sending --------------------------------------------------------------------------------------------
 
     async def request(self, subject: str, payload: bytes) -> bytes:
-        """Send a request to an edge's subject, `cy.edge.<edge>.<...>`, and wait for its answer until
-        cancelled.
+        """Send a request to an edge's subject, `cy.edge.<edge>.<...>`, and wait for its answer.
 
         Raises:
             YardUnavailable: nobody listens there (`edge_unreachable`), NATS is away (`fabric_unreachable`),
-            or the
-                connection broke before the answer came (`answer_lost`: it may have been done).
+                or the connection broke before the answer came (`answer_lost`: it may have been done).
             LimitExceeded: the payload is larger than the server takes.
             Forbidden: NATS does not let us send there.
         """
-        client = self._present()
+        link = self._present()
         if self._answers not in self._listeners:
-            self._listeners.append(
-                self._answers
-            )  # at the first request: an edge sends none, and may not listen there
-            await _subscribe(client, self._answers)
+            # Only now, at the first request: an edge sends none, and may not listen there.
+            self._listeners.append(self._answers)
+            await _hear(link, self._answers)
         self._count += 1
         reply = f"cy.reply.{subject.split('.', 3)[2]}.{self._me}.{self._count}"
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waits[reply] = _Wait(answer, subject)
         try:
-            await self._send(client, subject, payload, reply)
+            await self._send(link.client, subject, payload, reply)
             return await answer
         finally:
             del self._waits[reply]
@@ -182,7 +157,7 @@ class Fabric:
             YardUnavailable: NATS is away.
             LimitExceeded: the payload is larger than the server takes.
         """
-        await self._send(self._present(), subject, payload, "")
+        await self._send(self._present().client, subject, payload, "")
 
     def abandon(self, subject: str, reason: str) -> int:
         """Fail the requests under way to a subject with `answer_lost`; gives how many there were."""
@@ -193,7 +168,7 @@ class Fabric:
 
     def bucket(self, name: str, *, ttl_s: float = 0.0) -> Bucket:
         """The key-value bucket of this name, made at its first use; entries live for `ttl_s` (0: ever)."""
-        return Bucket(self._present, name, ttl_s=ttl_s)
+        return Bucket(lambda: self._present().client, name, ttl_s=ttl_s)
 
     # --- hearing --------------------------------------------------------------------------------------------
 
@@ -268,11 +243,11 @@ class Fabric:
 
     @asynccontextmanager
     async def _listening(self, subject: str, on_message: OnMessage) -> AsyncIterator[None]:
-        listener = _Listener(subject, on_message)
+        listener = Listener(subject, on_message)
         self._listeners.append(listener)
         try:
-            if (client := self._client) is not None:  # else it is subscribed when the connection is back
-                await _subscribe(client, listener)
+            if (link := self._link) is not None:  # else it is subscribed when the connection is back
+                await _hear(link, listener)
             if listener.refused:
                 raise Forbidden(
                     f"NATS does not let {self._credentials.user or 'this connection'} listen on {subject}.",
@@ -289,15 +264,15 @@ class Fabric:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _present(self) -> Client:
-        client = self._client
-        if client is None or not client.is_connected:
+    def _present(self) -> Link:
+        link = self._link
+        if link is None or not link.client.is_connected:
             raise YardUnavailable(
-                f"NATS at {_shown(self._url)} is away.",
+                f"NATS at {shown(self._url)} is away.",
                 code="fabric_unreachable",
                 hint="It is being reconnected to.",
             )
-        return client
+        return link
 
     async def _send(self, client: Client, subject: str, payload: bytes, reply: str) -> None:
         try:
@@ -339,12 +314,11 @@ class Fabric:
         else:
             wait.answer.set_result(message.data)
 
-    async def _on_error(self, error: Exception) -> None:
-        """What the client reports outside of any call: a refused subject, or the end of the connection."""
+    def _on_error(self, error: Exception) -> bool:
+        """What the library reports outside of any call; gives whether the connection lives on."""
         refused = _REFUSED.search(str(error))
         if refused is None:
-            self._lost.set()
-            return
+            return False
         log.warning("NATS refuses %s: %s to %s", self._credentials.user or self._name, refused[1], refused[2])
         for listener in self._listeners:
             if refused[1] == "subscription" and listener.subject == refused[2]:
@@ -354,101 +328,73 @@ class Fabric:
                 wait.answer.set_exception(
                     Forbidden(f"NATS does not let us send to {wait.subject}.", code="fabric_forbidden")
                 )
-
-    async def _on_closed(self) -> None:
-        self._lost.set()
+        return True
 
     async def _keep(self) -> None:
         """Notice when the connection is gone, fail what waits on it, and make a new one. For ever."""
         while True:
+            assert self._link is not None
             with anyio.move_on_after(LOST_CHECK_S):
-                await self._lost.wait()
-            if self.connected and not self._lost.is_set():
+                await self._link.lost.wait()
+            if self._link.alive:
                 continue
-            log.warning("the connection to NATS at %s broke: reconnecting", _shown(self._url))
+            log.warning("the connection to NATS at %s broke: reconnecting", shown(self._url))
             await self._drop("The connection to NATS broke before the answer came.")
             await self._reconnect(first=False)
             log.info("the connection to NATS is back")
 
     async def _drop(self, reason: str) -> None:
-        client, self._client = self._client, None
+        link, self._link = self._link, None
         for wait in self._waits.values():
             if not wait.answer.done():
                 wait.answer.set_exception(answer_lost(reason))
-        if client is not None:
-            await _close(client)
+        if link is not None:
+            await link.close(self._listeners)
 
     async def _reconnect(self, *, first: bool) -> None:
         pause_s, told = BACKOFF_MIN_S, not first
         while True:
             try:
-                self._lost = anyio.Event()
-                self._client = await self._open()
+                self._link = await self._connect()
                 self._back.set()
                 self._back = anyio.Event()
                 return
-            except (nats.errors.Error, OSError, TimeoutError) as exc:
+            except FAILURES as exc:
                 if "authorization" in str(exc).lower():
-                    refusal = f"NATS at {_shown(self._url)} refuses user {self._credentials.user!r}: {exc}."
+                    refusal = self._refusal(exc)
                     if first:
-                        raise Unauthorized(
-                            refusal,
-                            code="fabric_unauthorized",
-                            hint="Use the credentials that `cloudyard up` wrote for this role.",
-                        ) from exc
+                        raise refusal from exc
                     log.warning("%s", refusal)
                 if not told:
-                    log.warning("NATS at %s does not answer yet (%s): trying on", _shown(self._url), exc)
+                    log.warning("NATS at %s does not answer yet (%s): trying on", shown(self._url), exc)
                     told = True
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 
-    async def _open(self) -> Client:
-        client = Client()
-        who = self._credentials
+    async def _connect(self) -> Link:
+        """A link on which everything that we listen to is heard."""
+        link = await Link.open(self._url, self._credentials, name=self._name, on_error=self._on_error)
         try:
-            await client.connect(
-                servers=[self._url],
-                name=self._name,
-                user=who.user or None,
-                password=who.password or None,
-                user_credentials=who.creds_file or None,
-                error_cb=self._on_error,
-                closed_cb=self._on_closed,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                connect_timeout=CONNECT_TIMEOUT_S,
-                ping_interval=PING_S,
-                max_outstanding_pings=2,
-                inbox_prefix=f"_INBOX_{who.user or 'any'}",
-            )
             for listener in self._listeners:
-                await _subscribe(client, listener)
+                await link.hear(listener)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await _close(client)
+                await link.close(self._listeners)
             raise
-        return client
+        return link
+
+    def _refusal(self, reason: BaseException) -> Unauthorized:
+        who = self._credentials.user or "whoever the URL names"
+        return Unauthorized(
+            f"NATS at {shown(self._url)} does not let {who} in: {reason}.",
+            code="fabric_unauthorized",
+            hint="Use the credentials that `cloudyard up` wrote for this role.",
+        )
 
 
-async def _subscribe(client: Client, listener: _Listener) -> None:
-    # No bound on what waits in the library: past one it drops messages. Ours are bounded by who asked
-    # (`_waits`), by `limit` in serve, which refuses, and by `limit` in subscribe, which says so.
-    listener.now = await client.subscribe(
-        listener.subject, cb=listener.on_message, pending_msgs_limit=0, pending_bytes_limit=0
-    )
-    # The library's ping overtakes what is queued. Its answer shows that the queue has been written since; the
-    # answer to the second one shows that the server has taken, or refused, what was in it.
-    for _ in range(2):
-        await client.flush(timeout=CONNECT_TIMEOUT_S)
-
-
-async def _close(client: Client) -> None:
-    with anyio.move_on_after(CLOSE_S), suppress(nats.errors.Error, OSError):
-        await client.close()
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    return url.rsplit("@", 1)[-1]
+async def _hear(link: Link, listener: Listener) -> None:
+    """Subscribe. A link that fails at it is lost, and the next one hears this listener like all others."""
+    try:
+        await link.hear(listener)
+    except FAILURES:
+        link.lost.set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -157,11 +156,14 @@ class FakeBackend:
         self._guest = guest
         self._slots = slots
         self._used: set[int] = set()
+        self._found: set[int] = set()
+        """Slots of an earlier backend that were neither adopted nor swept yet."""
         self._running = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._used = {int(path.name) for path in self._directory.iterdir()}
+        self._found = {int(path.name) for path in self._directory.iterdir()}
+        self._used = set(self._found)
         async with AsyncExitStack() as stack:
             self._watcher = Watcher()
             stack.callback(self._watcher.close)
@@ -177,6 +179,8 @@ class FakeBackend:
         await self._running.__aexit__(None, None, None)
 
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
+        for layer in image.layers:
+            raise NotFound(f"There is no layer {layer}: the fake knows none.", code="layer_not_found")
         slot = next((number for number in range(self._slots) if number not in self._used), None)
         if slot is None:
             raise LimitExceeded(f"All {self._slots} slots are taken.", code="no_slot")
@@ -201,18 +205,22 @@ class FakeBackend:
         if start_time(facts.pid) != facts.pid_start:
             return None
         instance = FakeInstance(self, facts, self._watcher.watch(facts.pid))
+        self._found.discard(facts.slot)
         self.instances[facts.sandbox] = instance
         return instance
 
     async def sweep(self, keep: set[int]) -> list[str]:
         done: list[str] = []
-        for slot in sorted(self._used - keep):
+        for slot in sorted(self._found - keep):
             with suppress(OSError, ValueError):
                 pid, started = map(int, (self.directory_of(slot) / "pid").read_text().split())
                 if start_time(pid) == started:
-                    os.kill(pid, signal.SIGKILL)
+                    process = self._watcher.watch(pid)
+                    process.kill()
+                    await ended_within(process, END_WAIT_S)
             self.give_back(slot)
             done.append(f"removed slot {slot}")
+        self._found &= keep
         return done
 
     def capacity(self) -> int:

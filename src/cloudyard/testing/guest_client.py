@@ -8,13 +8,14 @@ and nothing of edges or backends.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,6 +162,8 @@ class GuestClient:
             self.frames.append(frame)
             return
         told = self.told[frame.command]
+        if frame.kind in (Kind.OUTPUT, Kind.STDIN_ACK, Kind.EXITED) and told.started is None:
+            raise AssertionError(f"{frame} came before STARTED")
         if frame.kind == Kind.OUTPUT:
             stream, data = frame.number(Tag.STREAM), frame.data(Tag.DATA)
             if frame.number(Tag.OFFSET) != told.offset[stream]:
@@ -309,9 +312,11 @@ def running_guest(
                     pid = process.pid if not as_pid_1 else _only_child(process.pid)
                 yield RunningGuest(path, pid)
             finally:
+                if as_pid_1:  # bubblewrap's monitor goes with its PID 1, and not the other way round
+                    with suppress(ProcessLookupError):
+                        os.kill(_only_child(process.pid), signal.SIGKILL)
+                        process.wait(BOUND_S)
                 process.kill()
-                if as_pid_1:
-                    process.wait(BOUND_S)
 
 
 def _only_child(parent: int) -> int:

@@ -17,7 +17,7 @@ from anyio import wait_readable
 
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.cgroups import Limits
-from cloudyard.edge.host.processes import Process, spawn
+from cloudyard.edge.host.processes import Process, Watcher, spawn
 from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable, Unsupported
 
 FD_WORDS, FD_CONTROL, FD_TEMPLATE, FD_GUEST, FD_LISTEN, FD_INFO, FD_USERNS, FD_CGROUPS = (
@@ -43,8 +43,8 @@ class Launcher:
 
     def __init__(self, site: Site, pid: int, *, control: socket.socket, info: int, words: int) -> None:
         self.site = site
-        self.pid = pid
-        self.process: Process | None = None
+        self._pid = pid
+        self._process: Process | None = None
         self._control = control
         self._info = info
         self._words = words
@@ -88,10 +88,24 @@ class Launcher:
             return ""
         return said[-WORDS_BYTES_MAX:].decode("utf-8", "replace").strip()
 
-    def kill_unwatched(self) -> None:
-        """End it where it could not be watched; nobody else waits for it, so its number is still its own."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+    def watched(self, watcher: Watcher) -> None:
+        """Have its end seen."""
+        self._process = watcher.watch(self._pid)
+
+    def kill(self) -> None:
+        """End it, whatever it has become."""
+        if self._process is not None:
+            self._process.kill()
+        else:  # nobody else waits for it, so its number is still its own
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def died(self) -> SandboxUnavailable:
+        """The error for a sandbox that ended while it started."""
+        words = self.words() or "it said nothing"
+        return SandboxUnavailable(
+            f"Starting the sandbox failed: it ended before its guest answered ({words}).", code="start_failed"
+        )
 
     def close(self) -> None:
         """Let go of it. One that is parked leaves by itself then."""

@@ -1,0 +1,155 @@
+"""How one sandbox is made: a launcher is parked ahead of need, told to go, and the guest is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+from anyio import CancelScope, to_thread, wait_readable
+
+from cloudyard.edge.backends.container.launcher import Launcher, bubblewrap, launch
+from cloudyard.edge.backends.container.options import ContainerOptions
+from cloudyard.edge.backends.container.site import Site, refused
+from cloudyard.edge.backends.container.sites import Sites
+from cloudyard.edge.host.cgroups import Limits
+from cloudyard.edge.host.processes import Process, Watcher, start_time
+from cloudyard.edge.host.template import Template
+from cloudyard.errors import SandboxUnavailable
+from cloudyard.model import MIB, SandboxSpec, parse_size
+from cloudyard.wire.guest import PROTOCOL_VERSION, Decoder, FrameError, Kind, Tag, encode
+
+PARK_WAIT_S = 20.0  # a launcher that is not ready then has failed
+START_WAIT_S = 20.0  # from go to the guest's answer
+OWN_PIDS = 8  # processes of ours in a sandbox, beyond those that its user may have
+PARKED_LIMITS = Limits(memory_bytes=512 * MIB, cpu=1.0, pids=256 + OWN_PIDS)
+
+
+class Maker:
+    """Parks launchers and makes sandboxes of them.
+
+    Args:
+        options: the programs' paths.
+        sites: where to make them.
+        watcher: sees the ends of processes; it must run.
+        template: the mount namespace that sandboxes start from.
+        guest: descriptor of the guest's program.
+    """
+
+    def __init__(
+        self, options: ContainerOptions, *, sites: Sites, watcher: Watcher, template: Template, guest: int
+    ) -> None:
+        self._options = options
+        self._sites = sites
+        self._watcher = watcher
+        self._template = template
+        self._guest = guest
+
+    async def park(self) -> Launcher:
+        """A launcher that waits in a slot of its own; leaves nothing if it fails."""
+        site = self._sites.take()
+        try:
+            launcher = await to_thread.run_sync(self._launch, site)
+        except BaseException as exc:
+            await self._sites.remove(site)
+            if isinstance(exc, OSError):
+                raise refused(exc, site.slot) from exc
+            raise
+        try:
+            with anyio.fail_after(PARK_WAIT_S):
+                launcher.watched(self._watcher)
+                await launcher.parked()
+        except BaseException as exc:
+            await self.take_down(launcher)
+            if isinstance(exc, TimeoutError):
+                raise SandboxUnavailable(
+                    f"Preparing slot {site.slot} failed: its launcher was not ready in {PARK_WAIT_S:g} s.",
+                    code="launcher_timeout",
+                    retry_safe=True,
+                ) from exc
+            if isinstance(exc, OSError):
+                raise refused(exc, site.slot) from exc
+            raise
+        return launcher
+
+    async def start(
+        self, launcher: Launcher, spec: SandboxSpec, layers: Sequence[str]
+    ) -> tuple[Process, int]:
+        """Make a sandbox of a parked launcher. Gives its PID 1 and when that started; the guest has answered.
+
+        Whatever it raises, the launcher is still there, to be taken down.
+
+        Args:
+            launcher: parked; it is used up.
+            spec: normalised.
+            layers: places in the template, from the lowest up.
+        """
+        argv = bubblewrap(str(self._options.bubblewrap), shm_bytes=self._options.shm_bytes)
+        try:
+            _set_limits(launcher.site, spec)
+            with anyio.fail_after(START_WAIT_S):
+                process = self._watcher.watch(await launcher.go(spec.hostname, layers, argv))
+                started = start_time(process.pid)
+                await _greeted(launcher.site)
+        except TimeoutError as exc:
+            raise SandboxUnavailable(
+                f"Starting the sandbox failed: no answer from its guest. {launcher.words()}",
+                code="start_timeout",
+                retry_safe=True,
+            ) from exc
+        except (ProcessLookupError, _GuestSilent) as exc:
+            raise launcher.died() from exc
+        except OSError as exc:
+            raise refused(exc, launcher.site.slot) from exc
+        if started is None:
+            raise launcher.died()
+        # Not before the guest's answer: the monitor says who its child is before it lets the child go on.
+        launcher.kill()
+        launcher.close()
+        return process, started
+
+    async def take_down(self, launcher: Launcher) -> None:
+        """End a launcher, whatever it has become by now, and remove its site."""
+        with CancelScope(shield=True):
+            launcher.kill()
+            try:
+                await self._sites.remove(launcher.site)
+            finally:
+                launcher.close()
+
+    def _launch(self, site: Site) -> Launcher:
+        program = str(self._options.launcher)
+        return launch(site, PARKED_LIMITS, program=program, template=self._template.fd, guest=self._guest)
+
+
+class _GuestSilent(Exception):
+    """The guest's connection ended before it had answered."""
+
+
+def _set_limits(site: Site, spec: SandboxSpec) -> None:
+    memory = parse_size(spec.memory, what="memory")
+    limits = Limits(memory_bytes=memory, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
+    if limits != PARKED_LIMITS:
+        site.group.limit(limits)
+
+
+async def _greeted(site: Site) -> None:
+    """Return when the guest has answered a HELLO: only then the sandbox is known to be whole."""
+    try:
+        link = site.connect()
+    except SandboxUnavailable as exc:
+        raise _GuestSilent from exc
+    with link:
+        link.send(encode(Kind.HELLO, 0, (Tag.VERSION_MIN, 1), (Tag.VERSION_MAX, PROTOCOL_VERSION)))
+        decoder = Decoder()
+        while True:
+            await wait_readable(link)
+            try:
+                data = link.recv(4096)
+            except OSError as exc:
+                raise _GuestSilent from exc
+            if not data:
+                raise _GuestSilent
+            for frame in decoder.feed(data):
+                if frame.kind == Kind.WELCOME:
+                    return
+                raise FrameError(f"The guest answered HELLO by kind {frame.kind}: {frame.text(Tag.TEXT)}")
