@@ -80,7 +80,8 @@ async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
 async def _run_streaming(
     box: Sandbox, command: str | list[str], *, with_stdin: bool, how: dict[str, Any]
 ) -> Completed:
-    process = await box.start(command, stdin=with_stdin, **how)
+    with anyio.CancelScope(shield=True):  # what nobody knows the number of, nobody could kill
+        process = await box.start(command, stdin=with_stdin, **how)
     try:
         async with plain_task_group() as tasks:
             if with_stdin:
