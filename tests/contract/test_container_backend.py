@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -41,8 +41,9 @@ def programs() -> Path:
 
 
 @pytest.fixture
-def options(yard_dir: Path, programs: Path, leaks: None) -> ContainerOptions:
-    return ContainerOptions(
+def yard(yard_dir: Path, programs: Path) -> Iterator[ContainerOptions]:
+    """Options of a yard. What a failed test leaves of it is removed."""
+    options = ContainerOptions(
         state=yard_dir / "state",
         run=yard_dir / "run",
         launcher=programs / "launch",
@@ -50,6 +51,20 @@ def options(yard_dir: Path, programs: Path, leaks: None) -> ContainerOptions:
         pool_size=POOL_SIZE,
         prepared_at_once=2,
     )
+    yield options
+    if any(places(options).values()):
+        anyio.run(sweep, options)
+
+
+async def sweep(options: ContainerOptions) -> None:
+    async with ContainerBackend(replace(options, pool_size=0), lambda layer: Path(layer)) as backend:
+        await backend.sweep(set())
+
+
+@pytest.fixture
+def options(yard: ContainerOptions, leaks: None) -> ContainerOptions:
+    """The same; and the test fails for what is left."""
+    return yard
 
 
 @pytest.fixture
@@ -79,8 +94,8 @@ def places(options: ContainerOptions) -> dict[str, set[str]]:
     groups = Path("/sys/fs/cgroup").glob(f"*/cloudyard/{options.tag}/*/")
     return {
         "cgroups": {group.name for group in groups},
-        "boxes": set(os.listdir(options.boxes)),
-        "sockets": {name.removesuffix(".sock") for name in os.listdir(options.guests)},
+        "boxes": {path.name for path in options.boxes.glob("*")},
+        "sockets": {path.stem for path in options.guests.glob("*")},
     }
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from cloudyard.core.lifecycle import Life, Transition
 from cloudyard.edge.backends.base import InstanceFacts
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.records import (
+    ENTRY,
     Answer,
     AnyRecord,
     Ended,
@@ -112,12 +115,6 @@ def test_foreign_bytes_are_no_records_and_no_error(data: bytes):
 
 
 def test_a_record_of_a_newer_edge_is_skipped_and_kept(tmp_path: Path):
-    import zlib
-
-    import msgspec
-
-    from cloudyard.edge.records import ENTRY
-
     body = msgspec.msgpack.encode(["FromTheFuture", 1, 2])
     foreign = ENTRY.pack(len(body), zlib.crc32(body)) + body
     path = tmp_path / "x.log"

@@ -29,6 +29,7 @@ from cloudyard.model import (
     KeepAlive,
     SandboxInfo,
     SandboxSpec,
+    SendStdin,
     Signal,
     StopSandbox,
     Wait,
@@ -194,8 +195,10 @@ async def test_a_broken_connection_is_made_anew_and_nothing_is_lost(kit: EdgeKit
         assert link is not None
         link._break("the test broke it")
         await until(lambda: kit.edge.yard.sandboxes[box.id].commands.link is not None)
-    from cloudyard.model import SendStdin
-
+    link = kit.edge.yard.sandboxes[box.id].commands.link
+    assert link is not None
+    link._break("once more")
+    assert (await box.run("echo meanwhile")).stdout == b"meanwhile\n"
     await box.do(SendStdin(command_id=info.command_id, data=b"\n"))
     done = await box.wait(info.command_id)
     assert await box.read(done.command_id) == b"".join(b"%d\n" % number for number in range(1, 3001))

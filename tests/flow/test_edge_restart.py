@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -16,32 +16,50 @@ from cloudyard.edge.steps import digest_of
 from cloudyard.errors import CloudyardError, Conflict, NotFound, SandboxUnavailable
 from cloudyard.model import (
     CommandInfo,
+    CommandList,
     CommandSpec,
     Exec,
     ExecResult,
     FileInfo,
     GetSandbox,
+    ListCommands,
     MakeDir,
     OutputChunk,
     ReadOutput,
     SandboxInfo,
     SandboxSpec,
+    SendStdin,
     Signal,
     Start,
     Wait,
     WriteFile,
 )
+from cloudyard.testing.fake_backend import FakeBackend
 from cloudyard.wire.messages import CallCreate, CallList, CallOp, raw
-from flow.edge_kit import BOUND_S, PROJECT, Box, EdgeKit, alive, command, running_edge, sandbox_id, until
+from flow.edge_kit import (
+    BOUND_S,
+    PROJECT,
+    Box,
+    EdgeKit,
+    alive,
+    command,
+    guest_program,
+    running_edge,
+    sandbox_id,
+    until,
+)
 from flow.edge_process import EdgeProcess, edge_process
 
 COUNT = "i=0; while [ $i -lt {n} ]; do i=$((i+1)); echo line $i; [ $((i % 50)) = 0 ] && sleep 0.01; done"
 
 
 @pytest.fixture
-def state() -> Iterator[Path]:
+async def state() -> AsyncIterator[Path]:
+    """A state directory; what a failed test leaves in it is ended."""
     with tempfile.TemporaryDirectory(prefix="cy-edge-") as name:
         yield Path(name)
+        async with FakeBackend(Path(name) / "fake", guest_program()) as backend:
+            await backend.sweep(set())
 
 
 def again(kit: EdgeKit, box: Box) -> Box:
@@ -63,8 +81,6 @@ async def test_a_command_goes_on_and_its_output_is_complete(state: Path):
     assert alive(info.pid)
     async with running_edge(state) as kit:
         box = again(kit, box)
-        from cloudyard.model import CommandList, ListCommands, SendStdin
-
         (listed,) = (await box.get(CommandList, ListCommands())).commands
         assert (listed.pid, listed.pid_start, listed.running) == (info.pid, info.pid_start, True)
         await box.do(SendStdin(command_id=info.command_id, data=b"all\n"))

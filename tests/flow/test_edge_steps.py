@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import anyio
@@ -11,6 +12,7 @@ from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExce
 from cloudyard.model import (
     CommandInfo,
     CommandList,
+    CommandSpec,
     DirListing,
     Done,
     ExecResult,
@@ -22,6 +24,7 @@ from cloudyard.model import (
     ReadFile,
     Remove,
     Signal,
+    Start,
     Stat,
     UploadChunk,
     UploadCommit,
@@ -101,8 +104,6 @@ async def test_a_start_under_a_key_starts_once(box: Box):
 
 
 def start_op(shell: str):
-    from cloudyard.model import CommandSpec, Start
-
     return Start(command=CommandSpec(shell=shell))
 
 
@@ -133,8 +134,6 @@ async def test_files_are_written_listed_uploaded_and_removed(box: Box, tmp_path:
     await box.do(MakeDir(path=f"{base}/d"))
     listing = await box.get(DirListing, ListDir(path=base))
     assert [entry.path.rsplit("/", 1)[-1] for entry in listing.entries] == ["a", "d"]
-    import hashlib
-
     data = bytes(range(256)) * 1024
     for at in (0, 131_072):
         piece = UploadChunk(upload_id="u1", path=f"{base}/up", offset=at, data=data[at : at + 131_072])

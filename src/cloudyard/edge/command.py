@@ -36,6 +36,7 @@ class Command:
         "info",
         "kill_timer",
         "killed",
+        "placed",
         "sent",
         "spec",
         "stalled_s",
@@ -66,6 +67,8 @@ class Command:
         self.stdin = (
             Stdin(self.id, spec.stdin, eof=not spec.keep_stdin) if spec.stdin or spec.keep_stdin else None
         )
+        self.placed = False
+        """It has a place in the guest."""
         self.sent = False
         """The guest was asked to start it."""
         self.started_at = 0.0

@@ -24,16 +24,25 @@ from cloudyard.edge.config import (
     KILL_WAIT_S,
     TREE_WAIT_S,
 )
+from cloudyard.edge.forgets import Forgets
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.places import Places
 from cloudyard.edge.records import Counted, Intent, Stalled
 from cloudyard.edge.refusals import Refusals
+from cloudyard.edge.resumption import end_stranger, go_on
 from cloudyard.edge.steps import Step, StepBook
-from cloudyard.edge.translate import exec_frame, signal_frame
+from cloudyard.edge.translate import acknowledgement, exec_frame, signal_frame
 from cloudyard.edge.verdict import SIGKILL, judge, judge_not_started
-from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, SandboxUnavailable
+from cloudyard.errors import (
+    CloudyardError,
+    Conflict,
+    InvalidRequest,
+    LimitExceeded,
+    SandboxUnavailable,
+    YardUnavailable,
+)
 from cloudyard.model import CommandSpec, ExecResult
 from cloudyard.wire.guest import STDERR, STDOUT, Frame, FrameError, Kind, Tag, encode
 
@@ -71,6 +80,7 @@ class Commands:
         self._lingering: set[int] = set()
         """Commands that have ended for us while something of them takes a place in the guest."""
         self._unacknowledged: dict[int, Command] = {}
+        self._forgets = Forgets(clock, timers, self.send)
         self._known: dict[int, Frame] = {}
         self._listed: anyio.Event | None = None
         self._resumed_at = 0.0
@@ -91,7 +101,7 @@ class Commands:
         command = self.begin(step, intent.command, waits=intent.op == "exec")
         if intent.op == "command":  # its start was answered, only its end is open
             step.result = command.info
-        command.sent = True
+        command.sent = command.placed = True
         command.started_at = intent.at
         command.stalled_s = self._journal.stalled.get(command.id, 0.0)
 
@@ -110,8 +120,13 @@ class Commands:
             return
         if command.stalled_s:
             self._journal.append(Stalled(command.id, command.stalled_s))
-        command.sent = True
+        command.placed = True
         command.started_at = began
+        if self.link is not None:  # else `resume` does it
+            self._send_exec(command)
+
+    def _send_exec(self, command: Command) -> None:
+        command.sent = True
         data = exec_frame(command.id, command.spec, self._journal.head)
         if command.stdin is not None:
             data += command.stdin.frames()
@@ -141,7 +156,7 @@ class Commands:
     def send(self, data: bytes) -> None:
         """Frames to the guest. While the link is down they go nowhere; `resume` makes up for it."""
         if self.link is not None:
-            self.link.send(data)
+            self.link.send(self._forgets.before(data))
 
     def kill(self, command: Command, why: str) -> None:
         """Kill it with its tree. It ends soon, or is given up after KILL_WAIT_S."""
@@ -173,6 +188,7 @@ class Commands:
 
         Raises:
             NotFound: there is no such command.
+            YardUnavailable: the link to the guest is being made anew.
         """
         command = self.live.get(command_id)
         if command is None:
@@ -182,7 +198,20 @@ class Commands:
         if command is not None and not command.sent:
             self._finish(command)
             return
-        self.send(signal_frame(command_id, number))
+        self.tell(signal_frame(command_id, number))
+
+    def tell(self, data: bytes) -> None:
+        """Frames that `resume` does not make up for.
+
+        Raises:
+            YardUnavailable: the link to the guest is being made anew.
+        """
+        if self.link is None:
+            raise YardUnavailable(
+                f"The connection to the guest of {self._journal.head.sandbox} is being made anew.",
+                code="guest_reconnecting",
+            )
+        self.link.send(data)
 
     def feed(self, command: Command, offset: int, data: bytes, *, eof: bool) -> None:
         """Bytes for its stdin.
@@ -211,17 +240,19 @@ class Commands:
 
     def let_go(self, why: str) -> None:
         """Close the link. The guest holds what is under way for whoever connects next."""
+        self._forgets.drop()
         if self.link is not None:
             self.link.close(why)
             self.link = None
 
     # --- the link ---------------------------------------------------------------------------------------
 
-    async def resume(self, link: GuestLink, *, stalled_s: float = 0.0) -> None:
+    async def resume(self, link: GuestLink, *, fresh: bool = False, stalled_s: float = 0.0) -> None:
         """Take a greeted link into use and go on with every command that was under way.
 
         Args:
             link: the new link.
+            fresh: the guest is new and holds nothing.
             stalled_s: time in which no edge was there to serve the commands.
 
         Raises:
@@ -229,9 +260,10 @@ class Commands:
         """
         self.link = link
         self._resumed_at = self._clock.monotonic()
-        if not self.live and not self._lingering and not stalled_s:
+        if fresh:
             return
         self._known = {}
+        asked = [command for command in self.live.values() if command.sent]
         self._listed = anyio.Event()
         link.send(encode(Kind.LIST))
         await self._listed.wait()
@@ -241,17 +273,22 @@ class Commands:
                 f"The guest's list did not come: {link.broken}.", code="guest_unreachable"
             )
         known, self._known = self._known, {}
-        sent = [command for command in self.live.values() if command.sent]
-        fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in sent), known)
-        for command in sent:
+        fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in asked), known)
+        for command in asked:
+            if command.id not in self.live:
+                continue  # it was given up meanwhile
             if fates[command.id] is Settlement.GO_ON:
                 self._go_on(command, known.pop(command.id), stalled_s)
             else:
                 self._finish(command, lost="the guest knows nothing of it")
+        for command in [command for command in self.live.values() if command.placed and not command.sent]:
+            self._send_exec(command)
         self._lingering.clear()
         for number, state in known.items():
-            self._settle_stranger(number, state)
-        self._places.recount(len(self._lingering) + sum(command.sent for command in self.live.values()))
+            self.send(end_stranger(number, state))
+            if state.number(Tag.RUNNING, 0):
+                self._lingering.add(number)
+        self._places.recount(len(self._lingering) + sum(command.placed for command in self.live.values()))
 
     def _go_on(self, command: Command, state: Frame, stalled_s: float) -> None:
         command.info = replace(
@@ -259,18 +296,7 @@ class Commands:
         )
         if not command.waits and not command.step.done and command.info.pid:
             self._answer(command)
-        frames: list[bytes] = []
-        streams = [(STDOUT, command.stdout, Tag.STDOUT_ACKED), (STDERR, command.stderr, Tag.STDERR_ACKED)]
-        for number, stream, tag in streams[: 1 if command.spec.pty else 2]:
-            offset = stream.resume(state.number(tag, 0)) if not stream.total else stream.total
-            frames.append(encode(Kind.RESUME, command.id, (Tag.STREAM, number), (Tag.OFFSET, offset)))
-            if stream.spilled:
-                frames.append(_acknowledgement(command.id, number, offset))
-        if command.stdin is not None:
-            command.stdin.resume(state.number(Tag.STDIN_TAKEN, 0))
-            frames.append(command.stdin.frames())
-        if command.dying:
-            frames.append(signal_frame(command.id, SIGKILL))
+        frames = go_on(command, state)
         if not state.number(Tag.RUNNING, 0):
             command.absence_s = stalled_s  # how much of it the command took is known with its end
         else:
@@ -279,17 +305,7 @@ class Commands:
                 with suppress(LimitExceeded):  # then another restart counts this one to the timeout
                     self._journal.append(Stalled(command.id, command.stalled_s))
             self._arm(command)
-        self.send(b"".join(frames))
-
-    def _settle_stranger(self, number: int, state: Frame) -> None:
-        """A command that the guest holds and nobody waits for: its end is on record, or it was given up."""
-        if not state.number(Tag.RUNNING, 0):
-            self.send(encode(Kind.FORGET, number))
-            return
-        self._lingering.add(number)
-        self.send(signal_frame(number, SIGKILL))
-        for stream, tag in ((STDOUT, Tag.STDOUT_TOTAL), (STDERR, Tag.STDERR_TOTAL)):
-            self.send(encode(Kind.RESUME, number, (Tag.STREAM, stream), (Tag.OFFSET, state.number(tag, 0))))
+        self.send(frames)
 
     def on_frame(self, frame: Frame) -> None:
         """Do what a frame asks for."""
@@ -333,12 +349,13 @@ class Commands:
             for number, stream in ((STDOUT, command.stdout), (STDERR, command.stderr)):
                 offset = stream.to_acknowledge()
                 if offset is not None:
-                    self.send(_acknowledgement(command.id, number, offset))
+                    self.send(acknowledgement(command.id, number, offset))
         self._unacknowledged.clear()
 
     def on_broken(self, why: str) -> None:
         """The link broke: somebody has to look whether the guest lives."""
         self.link = None
+        self._forgets.drop()
         if self._listed is not None:
             self._listed.set()
         self._on_broken(why)
@@ -429,6 +446,8 @@ class Commands:
         self._leave(command)
         if command.sent:
             self._forget(command, tree_lives=tree_lives)
+        elif command.placed:
+            self._places.give_back()
         if command.waits:
             self._steps.settle(command.step, self._history.result(ended))
         command.wake()
@@ -442,7 +461,7 @@ class Commands:
 
     def _forget(self, command: Command, *, tree_lives: bool) -> None:
         if command.exit is not None or not tree_lives:
-            self.send(encode(Kind.FORGET, command.id))
+            self._forgets.add(command.id)
         if tree_lives:
             self._lingering.add(command.id)
         else:
@@ -473,7 +492,3 @@ class Commands:
     def _time_out(self, command: Command) -> None:
         command.timed_out = command.spec.timeout_s
         self.kill(command, "timeout")
-
-
-def _acknowledgement(command_id: int, stream: int, offset: int) -> bytes:
-    return encode(Kind.OUTPUT_ACK, command_id, (Tag.STREAM, stream), (Tag.OFFSET, offset))

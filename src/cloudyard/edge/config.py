@@ -35,6 +35,7 @@ RESULT_RECORDED_MAX_BYTES = (
 )  # a larger result of a read is not recorded; a repeat of its key reads again
 LISTED_COMMANDS_MAX = 1000  # in one CommandList: those that run, then the newest of the rest
 REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 4 * KIB  # the rest is for what carries it
+FORGET_DELAY_S = 0.05  # that a guest may forget a command is told it with the next frame, or so late
 FORGET_S = 30.0  # how often ended sandboxes that are past their time are looked for
 ALIVE_STAMP_S = 0.5  # how often the edge notes on disk that it lives
 

@@ -318,7 +318,7 @@ class Yard:
                 await link.greet()
                 await probe.run(link)
                 link.receiver = sandbox.commands
-                await sandbox.commands.resume(link)
+                await sandbox.commands.resume(link, fresh=True)
             except BaseException:
                 link.close("the launch failed")
                 raise

@@ -185,7 +185,7 @@ async def _perform_in(sandbox: Sandbox, op: AnyOp) -> AnyResult:
         case Resize():
             size = ((Tag.ROWS, op.pty.rows), (Tag.COLS, op.pty.cols))
             sandbox.commands.find(op.command_id)
-            sandbox.commands.send(encode(Kind.RESIZE, op.command_id, *size))
+            sandbox.commands.tell(encode(Kind.RESIZE, op.command_id, *size))
             return Done()
         case ListCommands():
             running = [command.now() for command in sandbox.commands.live.values()]

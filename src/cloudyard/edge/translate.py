@@ -40,6 +40,11 @@ def signal_frame(command_id: int, number: int) -> bytes:
     return encode(Kind.SIGNAL, command_id, (Tag.SIGNAL, number))
 
 
+def acknowledgement(command_id: int, stream: int, offset: int) -> bytes:
+    """The frame that says that all bytes of a stream below an offset are safe here."""
+    return encode(Kind.OUTPUT_ACK, command_id, (Tag.STREAM, stream), (Tag.OFFSET, offset))
+
+
 def command_info(command_id: int, spec: CommandSpec) -> CommandInfo:
     """What is known of a command before it runs. A long argv is shortened: this is for people to look at."""
     argv = spec.argv or ["/bin/sh", "-c", spec.shell]

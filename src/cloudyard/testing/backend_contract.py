@@ -313,6 +313,12 @@ class SandboxContract(BackendContract):
         )
         assert (await run(instance, "python3", "-c", talk)).stdout == "hello\n"
 
+    async def test_its_programs_may_listen_on_any_port_and_ping(self, instance: Instance) -> None:
+        listen = "import socket; socket.create_server(('127.0.0.1', 80))"
+        assert await run(instance, "python3", "-c", listen) == Ran(0, None, "", "")
+        ping = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)"
+        assert await run(instance, "python3", "-c", ping) == Ran(0, None, "", "")
+
     async def test_it_sees_its_own_processes_only(self, instance: Instance) -> None:
         async with guest_of(instance) as guest:
             await guest.start("/bin/sleep", "60")

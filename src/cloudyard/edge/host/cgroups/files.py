@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+PARENT_TRIES = 16
 _GONE = (errno.ENOENT, errno.ENODEV)
 
 
@@ -69,6 +70,19 @@ def make_directories(homes: Sequence[Path]) -> None:
         for home in made:
             home.rmdir()
         raise
+
+
+def make_parents(homes: Iterable[Path]) -> None:
+    """Make what is missing of each and of the directories above it, which another yard may remove at any
+    moment."""
+    for home in homes:
+        for tries_left in reversed(range(PARENT_TRIES)):
+            try:
+                home.mkdir(parents=True, exist_ok=True)
+                break
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
 
 
 def remove_directory(path: Path) -> None:

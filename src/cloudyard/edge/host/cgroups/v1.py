@@ -74,8 +74,7 @@ class CgroupsV1:
         `cloudyard/TAG`."""
         self._parents = {controller: root / name for controller, root in roots.items()}
         self._homes = list(dict.fromkeys(self._parents.values()))
-        for home in self._homes:
-            home.mkdir(parents=True, exist_ok=True)
+        files.make_parents(self._homes)
 
     def group(self, name: str) -> GroupV1:
         return GroupV1({controller: parent / name for controller, parent in self._parents.items()})

@@ -68,7 +68,7 @@ class CgroupsV2:
         """`root`: the hierarchy's root as it is seen here, or a subtree that was delegated to us. `name`: the
         parent."""
         self._home = root / name
-        self._home.mkdir(parents=True, exist_ok=True)
+        files.make_parents([self._home])
         for group in (root, *(root / part for part in reversed(Path(name).parents) if part.name), self._home):
             enable(group)
 
