@@ -17,7 +17,7 @@ export CLOUDYARD_MUST_WORK ?= $(if $(filter 0,$(shell id -u)),1,0)
 .PHONY: demo test check bench setup purge guest
 
 demo: setup
-	@$(PYTHON) examples/demo.py $(DEMO_ARGS)
+	@$(PYTHON) examples/demo.py --cache build $(DEMO_ARGS)
 
 test: setup
 	@$(PYTHON) -m pytest -q tests/core tests $(TEST_ARGS) </dev/null

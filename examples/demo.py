@@ -48,7 +48,7 @@ INDEX_DEFAULT = "https://pypi.org/simple"
 TESTS = "cd /root/idna-3.11 && python3 -m unittest discover -q -s tests -t ."
 BREAK = "cd /root/idna-3.11 && sed -i 's/if len(label) == 0:/if len(label) < 0:/' idna/core.py"
 CACHE = Path("/var/cache/cloudyard-demo")
-IMAGE = "debian-python"
+IMAGE = "debian"
 TEST_TIMEOUT_S = 100.0
 COMMAND_WAIT_S = 600.0  # the longest is the first build of the image
 FETCH_WAIT_S = 60.0

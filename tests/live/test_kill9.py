@@ -29,6 +29,8 @@ COMMANDS_BETWEEN = 2 * SANDBOXES  # that must end between two kills: the yard is
 PARTS = ("nats", "control", "edge", "supervisor")
 BACK_S = 30.0  # bound of the yard's return after a kill
 COMMAND = "echo {n} >> /root/ran; echo begin {n}; sleep 0.2; echo end {n}"
+DATA = bytes(range(256)) * 4096  # 1 MiB: several pieces of an upload, and more than a result carries itself
+COMERS = 4  # clients that make and stop sandboxes all the while
 TICKER = "n=0; while :; do n=$((n+1)); echo tick $n; sleep 0.1; done"
 
 
@@ -38,6 +40,7 @@ class Load:
 
     ended: int = 0
     over: bool = False
+    came_and_went: int = 0
     wrong: list[str] = field(default_factory=list)
 
     async def wait_for(self, goal: int, what: str) -> None:
@@ -58,6 +61,19 @@ async def keep_busy(box: cloudyard.Sandbox, load: Load) -> None:
         lost = sorted(set(range(1, n + 1)) - set(ran))
         twice = sorted({i for i in ran if ran.count(i) > 1})
         load.wrong.append(f"{box.id}: of {n} commands, {lost} never ran and {twice} ran more than once")
+
+
+async def come_and_go(client: cloudyard.Yard, load: Load) -> None:
+    """Make a sandbox, put a file of many pieces into it, read it by a command, stop it; and again."""
+    while not load.over:
+        async with client.sandbox(image="debian", memory="64MiB") as box:
+            await box.write("/root/data", DATA)
+            done = await box.run("cat /root/data", timeout_s=60)
+            load.came_and_went += 1
+            if done.stdout != DATA or done.exit_code != 0 or await box.read("/root/data") != DATA:
+                load.wrong.append(
+                    f"{box.id} gave other bytes than it took: {len(done.stdout)}, {done.exit_code}"
+                )
 
 
 async def kill_parts(yard: TestYard, load: Load, chance: random.Random) -> None:
@@ -115,13 +131,16 @@ async def test_nothing_is_lost_or_done_twice_whatever_is_killed(yard: TestYard) 
         async with anyio.create_task_group() as tasks:
             for box in boxes:
                 tasks.start_soon(keep_busy, box, load)
+            for _ in range(COMERS):
+                tasks.start_soon(come_and_go, client, load)
             tasks.start_soon(kill_parts, yard, load, random.Random(seed))
         async with anyio.create_task_group() as tasks:
             for box, ticker in zip(boxes, tickers, strict=True):
                 tasks.start_soon(check_ticker, box, ticker, load)
         infos = await client.list()
     assert not load.wrong, "\n".join(load.wrong)
-    assert {info.id for info in infos} == {box.id for box in boxes}
+    assert {info.id for info in infos} == {box.id for box in boxes}  # no create made one that nobody knows
+    assert load.came_and_went >= COMERS
     down = yard.down()
     assert down.returncode == 0, (
         down.stderr

@@ -165,10 +165,13 @@ class _Upload:
             if not data:
                 return
             op = UploadChunk(upload_id=self._id, path=self._path, offset=offset, data=data)
+            in_turn = self._held[
+                offset
+            ].is_set()  # asked before sending: the answer may be older than what we hear
             try:
                 await self._caller.ask(self._sandbox, op, Done)
             except Conflict:
-                if self._held[offset].is_set():
+                if in_turn:
                     raise
                 # It overtook the piece in front of it: wait until that one is held, then send it again.
                 await self._held[offset].wait()
