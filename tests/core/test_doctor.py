@@ -61,7 +61,9 @@ def test_a_good_machine_has_no_finding_to_mend() -> None:
         ({"cgroup": CgroupFacts(version=1, controllers=["cpu"], reason="EROFS")}, "cgroups", "fail"),
         ({"core_pattern": "|/usr/lib/systemd/systemd-coredump %P"}, "core dumps", "warn"),
         ({"memory_available_bytes": 1}, "memory", "warn"),
-        ({"disk_free_bytes": 1}, "disk", "warn"),
+        ({"disk_free_bytes": GIB}, "disk", "warn"),
+        ({"disk_free_bytes": 1}, "disk", "fail"),
+        ({"overlay_reason": "not tried: needs root"}, "overlay", "warn"),
         ({"uid_overlaps": ["/etc/subuid: me has 2000000000 to 2000065535"]}, "uid ranges", "fail"),
     ],
 )

@@ -143,6 +143,34 @@ async def test_an_external_nats_serves_as_well_as_the_yards_own(yard: TestYard) 
         assert yard.down().returncode == 0
 
 
+@contextmanager
+def full_disk(directory: Path) -> Iterator[None]:
+    """The directory on a file system without room for another file."""
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], check=True)
+    try:
+        (directory / "filler").write_bytes(b"x" * 65536)
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+def test_a_full_disk_is_named_and_nothing_is_started(yard: TestYard) -> None:
+    with full_disk(yard.state):
+        done = yard.up()
+        assert done.returncode == 1
+        assert f"0 MiB free in {yard.state}" in done.stderr
+        assert "--state" in done.stderr
+        assert sorted(path.name for path in yard.state.iterdir() if path.stat().st_size) == ["filler"]
+
+
+def test_a_state_directory_that_is_a_file_is_named(yard: TestYard) -> None:
+    yard.state.write_text("")
+    done = yard.up()
+    assert done.returncode == 2
+    assert str(yard.state) in done.stderr
+
+
 def test_doctor_starts_a_real_sandbox_and_leaves_nothing(yard: TestYard) -> None:
     done = yard.call("doctor", "--json", "--for", "100", "--state", str(yard.state))
     report = json.loads(done.stdout)

@@ -177,7 +177,7 @@ def load_config(state: Path) -> YardConfig:
     path = Path(os.path.abspath(state)) / "yard.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=YardConfig)
-    except FileNotFoundError as exc:
+    except (FileNotFoundError, NotADirectoryError) as exc:
         raise NotFound(
             f"There is no yard in {state}: {path.name} is missing.",
             code="no_yard",

@@ -7,6 +7,7 @@ whether anything is left.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -36,7 +37,14 @@ from cloudyard.assemble.config import (
 from cloudyard.assemble.edge_main import clear_node, container_options
 from cloudyard.assemble.secrets import make_secrets
 from cloudyard.control.auth import new_token
-from cloudyard.errors import CloudyardError, Conflict, Forbidden, InvalidRequest, YardUnavailable
+from cloudyard.errors import (
+    CloudyardError,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    LimitExceeded,
+    YardUnavailable,
+)
 
 READY_S = 30.0  # from the supervisor's start to a gateway that knows an edge
 READY_POLL_S = 0.05
@@ -110,7 +118,8 @@ async def raise_yard(config: YardConfig, *, owner: tuple[int, int], say: Say) ->
             did not come up; the message has the last words of what failed. Nothing is left running.
     """
     need_root("Starting a yard")
-    config.paths.state.mkdir(parents=True, exist_ok=True)
+    with translated(config.paths.state):
+        config.paths.state.mkdir(parents=True, exist_ok=True)
     with changing(config.paths):
         if supervisor.is_locked(config.paths.supervisor_lock):
             _same_settings(config)
@@ -119,7 +128,8 @@ async def raise_yard(config: YardConfig, *, owner: tuple[int, int], say: Say) ->
         config = settle(config)
         if not children.find(_plan(config, "control")):
             refuse_taken_port(config.host, config.port)
-        prepare(config, owner=owner)
+        with translated(config.paths.state):
+            prepare(config, owner=owner)
         try:
             process = _start_supervisor(config)
             await wait_ready(config, say=say, process=process)
@@ -164,6 +174,25 @@ def changing(paths: YardPaths) -> Iterator[None]:
     what = f"Another cloudyard up or down is at work on {paths.state}"
     with supervisor.hold_lock(paths.change_lock, code="yard_changing", what=what):
         yield
+
+
+@contextmanager
+def translated(state: Path) -> Iterator[None]:
+    """Turn the kernel's refusals to write a yard's files into our errors.
+
+    Raises:
+        LimitExceeded: the disk is full.
+        InvalidRequest: the directory cannot be used.
+    """
+    try:
+        yield
+    except OSError as exc:
+        message = f"Making the yard's files in {state} failed at {exc.filename or state}: {exc.strerror}."
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LimitExceeded(
+                message, code="disk_full", hint="Free some space, or use another --state."
+            ) from exc
+        raise InvalidRequest(message, code="bad_state", hint="Give another directory with --state.") from exc
 
 
 def _plan(config: YardConfig, name: str) -> ChildPlan:

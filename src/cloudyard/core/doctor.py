@@ -28,8 +28,11 @@ NAMESPACES_PER_SANDBOX = 2  # of a kind at most: its own, and one parked in the 
 SYSTEM_PIDS = 1_000  # left to the rest of the machine
 SYSTEM_MEMORY_BYTES = 1 * GIB
 DISK_LOW_BYTES = 2 * GIB
+DISK_FULL_BYTES = 16 * MIB  # less is not enough to start with
 MEMORY_LOW_BYTES = 1 * GIB
 
+UNTRIED = "not tried"  # how the reason begins of a trial that another finding kept from being made
+OVERLAY_FIX = "modprobe overlay; or have the state directory on ext4, xfs, btrfs or tmpfs."
 PROGRAMS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "mmdebstrap": "mmdebstrap"}
 
 
@@ -117,9 +120,7 @@ def judge(facts: HostFacts) -> list[Finding]:
         _trial(
             "idmapped layers", facts.idmap_reason, "a layer was mounted with shifted ids", "Needs Linux 5.19."
         ),
-        _trial(
-            "overlay", facts.overlay_reason, "a writable root over a layer was mounted", "modprobe overlay"
-        ),
+        _trial("overlay", facts.overlay_reason, "a writable root over a layer was mounted", OVERLAY_FIX),
         _cgroups(facts),
         _core_pattern(facts),
         _memory(facts),
@@ -249,6 +250,8 @@ def _programs(facts: HostFacts) -> list[Finding]:
 def _trial(name: str, reason: str, good: str, fix: str) -> Finding:
     if not reason:
         return Finding(name=name, level="ok", text=good)
+    if reason.startswith(UNTRIED):
+        return Finding(name=name, level="warn", text=reason)
     return Finding(name=name, level="fail", text=reason, fix=fix)
 
 
@@ -269,7 +272,7 @@ def _erofs(facts: HostFacts) -> Finding:
                 text=f"layers are mounted through one loop device each ({facts.erofs_reason})",
             )
         case "untried":
-            return Finding(name="erofs", level="warn", text=f"not tried: {facts.erofs_reason}")
+            return Finding(name="erofs", level="warn", text=facts.erofs_reason)
         case "none":
             return Finding(
                 name="erofs", level="fail", text=facts.erofs_reason, fix="modprobe erofs; modprobe loop"
@@ -317,12 +320,13 @@ def _memory(facts: HostFacts) -> Finding:
 
 
 def _disk(facts: HostFacts) -> Finding:
-    low = facts.disk_free_bytes < DISK_LOW_BYTES
-    text = f"{facts.disk_free_bytes / GIB:.1f} GiB free in {facts.disk_where}"
-    fix = (
-        "Images and writable layers live there: free some, or give another place with --state." if low else ""
-    )
-    return Finding(name="disk", level="warn" if low else "ok", text=text, fix=fix)
+    free = facts.disk_free_bytes
+    text = f"{free / MIB:,.0f} MiB free in {facts.disk_where}"
+    if free >= DISK_LOW_BYTES:
+        return Finding(name="disk", level="ok", text=text)
+    level: Level = "warn" if free >= DISK_FULL_BYTES else "fail"
+    fix = "Images and writable layers live there: free some, or give another place with --state."
+    return Finding(name="disk", level=level, text=text, fix=fix)
 
 
 def _uids(facts: HostFacts) -> Finding:

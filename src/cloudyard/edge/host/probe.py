@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from cloudyard.core.doctor import PROGRAMS, CgroupFacts, HostFacts
+from cloudyard.core.doctor import DISK_FULL_BYTES, PROGRAMS, UNTRIED, CgroupFacts, HostFacts
 from cloudyard.edge.host import cgroups
 from cloudyard.edge.host.slots import SLOTS_MAX, UID_END, UID_FIRST
 from cloudyard.errors import CloudyardError
@@ -36,7 +36,13 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         binaries: directory in which the compiled guest and launcher are.
     """
     where = _existing(state)
-    trials = _trials(where) if os.geteuid() == 0 else _untried("needs root")
+    free = shutil.disk_usage(where).free
+    if os.geteuid() != 0:
+        trials = _failed(f"{UNTRIED}: needs root")
+    elif free < DISK_FULL_BYTES:
+        trials = _failed(f"{UNTRIED}: no space on the disk")
+    else:
+        trials = _trials(where)
     erofs = trials.pop("erofs", "untried")
     memory = _meminfo()
     return HostFacts(
@@ -65,7 +71,7 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         ),
         memory_total_bytes=memory.get("MemTotal", 0),
         memory_available_bytes=memory.get("MemAvailable", 0),
-        disk_free_bytes=shutil.disk_usage(where).free,
+        disk_free_bytes=free,
         disk_where=str(where),
         uid_ranges=SLOTS_MAX,
         uid_overlaps=_uid_overlaps(),
@@ -74,7 +80,7 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
 
 
 def _existing(path: Path) -> Path:
-    while not path.exists():
+    while not path.is_dir():
         path = path.parent
     return path
 
@@ -106,9 +112,9 @@ def _bubblewrap() -> str:
     return done.stdout.strip()
 
 
-def _untried(reason: str) -> dict[str, str]:
+def _failed(reason: str) -> dict[str, str]:
     names = ("erofs_reason", "userns_reason", "idmap_reason", "overlay_reason")
-    return {"erofs": "untried", **dict.fromkeys(names, f"not tried: {reason}")}
+    return {"erofs": "untried", **dict.fromkeys(names, reason)}
 
 
 def _trials(where: Path) -> dict[str, str]:
@@ -127,9 +133,9 @@ def _trials(where: Path) -> dict[str, str]:
                 env=environment,
             )
         except subprocess.TimeoutExpired:
-            return _untried(f"no end within {TRIAL_S:g} s")
+            return _failed(f"the trial had no end within {TRIAL_S:g} s")
     if done.returncode:
-        return _untried(done.stderr.strip().rpartition("\n")[2][:200])
+        return _failed(f"the trial ended with {done.stderr.strip().rpartition(chr(10))[2][:200]!r}")
     found: dict[str, str] = json.loads(done.stdout)
     return found
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cloudyard.core.doctor import UNTRIED
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.layers import mount_layer
 from cloudyard.edge.host.slots import UIDS_PER_SLOT, uid_base
@@ -73,7 +74,7 @@ def make_image(image: Path, tree: Path) -> str:
     try:
         made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
-        return "mkfs.erofs is missing, which makes the image for the trial"
+        return f"{UNTRIED}: mkfs.erofs is missing, which makes the image for the trial"
     return f"mkfs.erofs: {made.stderr.decode(errors='replace').strip()[:200]}" if made.returncode else ""
 
 
@@ -115,7 +116,7 @@ def run(directory: Path) -> dict[str, str]:
     if not found["erofs_reason"]:
         mount, found["erofs"], found["erofs_reason"] = mount_image(directory / "image.erofs")
     if mount < 0 or userns < 0:
-        found["idmap_reason"] = found["overlay_reason"] = "not tried, for want of what is said above"
+        found["idmap_reason"] = found["overlay_reason"] = f"{UNTRIED}, for want of what is said above"
         return found
     try:
         shift_ids(mount, userns)
