@@ -15,6 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #define FDS_OWN 32u	   /* that the guest needs besides those of commands */
 #define FDS_A_COMMAND 4u   /* channel, stdin, stdout, stderr */
@@ -52,13 +53,15 @@ static void parse_arguments(int count, char **arguments, unsigned *listen_fd, un
 		die("usage: guest --listen FD [--uid UID]", EINVAL);
 }
 
-/* Every signal blocked, and at its default for the commands to come: a signal that is ignored would stay so through their exec. */
+/* Every signal blocked, and at its default for the commands to come: a signal that is ignored would stay so through their exec.
+ * By the system call, since a libc keeps 32 to 34 to itself, and whoever was started by posix_spawn may have them ignored. */
 static void set_signals(bool first)
 {
+	static const unsigned long at_default[8]; /* the kernel's struct sigaction, all zero: SIG_DFL */
 	sigset_t all, wanted;
 	for (int number = 1; number < NSIG; number++)
 		if (number != SIGKILL && number != SIGSTOP)
-			(void)signal(number, SIG_DFL);
+			(void)syscall(SYS_rt_sigaction, number, at_default, NULL, 8ul);
 	(void)sigfillset(&all);
 	if (sigprocmask(SIG_SETMASK, &all, NULL) != 0)
 		die("block signals", errno);
