@@ -40,10 +40,10 @@ class CloudyardError(Exception):
 
     Args:
         message: one sentence: what was attempted, on what, and the reason that was given.
-        code: stable snake_case name of this very failure, such as `image_not_found`; the class's own if
-        empty. hint: one sentence: what the reader can do about it. retry_safe: whether sending the same call
-        again is harmless and may help. fault: `policy` where it is the agent's doing, `infra` where it is
-        ours; the class's own if left out.
+        code: stable snake_case name of this very failure, such as `image_not_found`; else the class's own.
+        hint: one sentence: what the reader can do about it.
+        retry_safe: whether sending the same call again is harmless and may help.
+        fault: `policy` where it is the agent's doing, `infra` where it is ours; the class's own if left out.
     """
 
     kind: ClassVar[str] = "internal"

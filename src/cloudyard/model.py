@@ -211,7 +211,8 @@ class SendStdin(Op, tag="send_stdin", frozen=True):
     Done.
 
     Bytes below the offset that was already taken are dropped, so a repeat does no harm. Returns when the
-    command's pipe has taken them, or after `wait_s` with `taken` saying how far it came.
+    command's pipe has taken them, or after `wait_s` with `taken` saying how far it came; sooner with less
+    when nobody will read the rest. One without data and `eof` tells at which offset the next bytes go.
     """
 
     command_id: int

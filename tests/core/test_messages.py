@@ -20,11 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from cloudyard import model
-from cloudyard.errors import CloudyardError, InvalidRequest, NotFound
+from cloudyard import errors, model
+from cloudyard.errors import CloudyardError, InvalidRequest
 from cloudyard.wire import messages
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "messages"
+ERRORS = [
+    value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, CloudyardError)
+]
 BASES = {model.Op, model.Result, messages.EdgeCall}  # never sent as themselves
 
 
@@ -145,28 +148,21 @@ def test_repeatable_operations_exist() -> None:
     assert {op.__struct_config__.tag for op in model.AnyOp.__args__} >= messages.REPEATABLE
 
 
-@given(
-    st.sampled_from([CloudyardError, *CloudyardError.__subclasses__()]), st.text(), st.text(), st.booleans()
-)
+@given(st.sampled_from(ERRORS), st.text(), st.text(), st.booleans())
 def test_errors_survive_the_wire(
     cls: type[CloudyardError], message: str, hint: str, retry_safe: bool
 ) -> None:
     error = cls(message, code="some_code", hint=hint, retry_safe=retry_safe)
     data = messages.encode(messages.error_body(error))
-    with pytest.raises(CloudyardError) as caught:
-        raise messages.error_of(msgspec.msgpack.decode(data, type=model.ErrorBody))
-    if cls.__module__ == "cloudyard.errors":
-        assert type(caught.value) is cls
-    assert (caught.value.message, caught.value.hint) == (message, hint)
-    assert (caught.value.code, caught.value.retry_safe) == ("some_code", retry_safe)
+    found = messages.error_of(msgspec.msgpack.decode(data, type=model.ErrorBody))
+    assert type(found) is cls
+    assert (found.message, found.hint) == (message, hint)
+    assert (found.code, found.retry_safe, found.fault) == ("some_code", retry_safe, error.fault)
 
 
 def test_an_error_of_an_unknown_kind_is_still_ours() -> None:
     body = model.ErrorBody(kind="from_the_future", code="x", message="Something new.")
-    with pytest.raises(CloudyardError) as caught:
-        raise messages.error_of(body)
-    assert type(caught.value) is CloudyardError
-    assert not isinstance(caught.value, NotFound)
+    assert type(messages.error_of(body)) is CloudyardError
 
 
 if __name__ == "__main__":

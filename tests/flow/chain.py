@@ -1,4 +1,4 @@
-"""The whole chain but its last link: real NATS, and a gateway in a process of its own that a test can kill.
+"""The whole chain: real NATS, a gateway in a process of its own that a test can kill, and an edge.
 
 Run as a program it is that process: it reads what it needs as JSON from stdin and prints its address.
 """
@@ -15,11 +15,16 @@ import anyio
 from anyio.abc import Process
 
 from cloudyard.core.iam import Grant, hash_token
-from cloudyard.fabric import Credentials
+from cloudyard.edge.backends.base import Backend
+from cloudyard.edge.daemon import Edge, serve
+from cloudyard.fabric import Credentials, Fabric
+from cloudyard.model import GIB
+from cloudyard.testing.fake_backend import FakeBackend, fake_images
 from cloudyard.testing.nats import NatsServer, nats_server
+from flow.edge_kit import config_for, guest_program
 
 TOKEN = "cy_chain_token"
-START_S = 20.0
+START_S, STOP_S = 20.0, 30.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,8 +47,9 @@ class Chain:
             "password": credentials.password,
             "port": self._port,
         }
+        path = f"{ROOT / 'src'}:{ROOT / 'tests'}"
         self._control = await anyio.open_process(
-            [sys.executable, __file__], stderr=None, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src")}
+            [sys.executable, __file__], stderr=None, cwd=ROOT, env={"PYTHONPATH": path}
         )
         assert self._control.stdin is not None
         assert self._control.stdout is not None
@@ -72,6 +78,31 @@ async def chain(directory: Path) -> AsyncIterator[Chain]:
         finally:
             with anyio.CancelScope(shield=True):
                 await made.kill_control()
+
+
+@asynccontextmanager
+async def real_edge(made: Chain, directory: Path) -> AsyncIterator[Edge]:
+    """An edge on the fake backend with the real guest, served over NATS. Its sandboxes are stopped at
+    the end.
+    """
+    credentials = made.nats.credentials("edge-e1")
+    backend = FakeBackend(directory / "fake", guest_program(), files_root=Path("/"))
+    backends: dict[str, Backend] = {"container": backend}
+    config = config_for(directory, memory_total_bytes=8 * GIB)
+    edge = Edge(config, backends=backends, images=fake_images, image_names=lambda: ["debian"])
+    async with (
+        backend,
+        edge,
+        Fabric.connect(made.nats.url, credentials, name="e1") as fabric,
+        anyio.create_task_group() as tasks,
+    ):
+        await tasks.start(serve, edge, fabric)
+        try:
+            yield edge
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(STOP_S):
+                await edge.stop_all()
+            tasks.cancel_scope.cancel()
 
 
 def main() -> None:

@@ -316,6 +316,31 @@ async def test_a_stream_is_replayed_from_any_offset() -> None:
             assert b"".join([piece async for piece in process.stdout(offset)]) == DATA[offset:]
 
 
+async def test_an_end_that_is_seen_before_the_piece_in_front_of_it_waits_its_turn() -> None:
+    """Pieces are asked for ahead: the command may write its last bytes and end between two answers."""
+    ended = False
+
+    async def growing(op: AnyOp, key: str) -> AnyResult:
+        nonlocal ended
+        if isinstance(op, Start):
+            return CommandInfo(command_id=1, running=True)
+        assert isinstance(op, ReadOutput)
+        if not ended and op.offset == 2 * CHUNK_BYTES_MAX:
+            ended = True
+            return OutputChunk(offset=op.offset)
+        piece = short[op.offset : op.offset + op.max_bytes]
+        eof = ended and op.offset + len(piece) >= len(short)
+        digest = sha256(short).hexdigest() if eof else ""
+        return OutputChunk(
+            data=piece, offset=op.offset, eof=eof, total=len(short) if eof else 0, sha256=digest
+        )
+
+    short = DATA[: 2 * CHUNK_BYTES_MAX + 1000]
+    async with scripted(growing) as (_, yard):
+        process = await box_of(yard).start("x")
+        assert b"".join([piece async for piece in process.stdout()]) == short
+
+
 async def test_a_stream_whose_hash_is_wrong_is_an_error() -> None:
     async with scripted(output(DATA, corrupt="bytes")) as (_, yard):
         process = await box_of(yard).start("x")

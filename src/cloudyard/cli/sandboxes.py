@@ -66,7 +66,13 @@ async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
             done = await box.run(command, stdin=stdin, **how)
             print(json.dumps(_completed_json(box.id, done)))
         else:
-            done = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
+            try:
+                done = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
+            except InvalidRequest as error:
+                if error.code != "not_started":
+                    raise
+                print(f"cloudyard: {error.message}", file=sys.stderr)
+                return EXIT_NOT_STARTED
             _explain(done)
     return exit_code_of(done)
 
@@ -74,7 +80,8 @@ async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
 async def _run_streaming(
     box: Sandbox, command: str | list[str], *, with_stdin: bool, how: dict[str, Any]
 ) -> Completed:
-    process = await box.start(command, stdin=with_stdin, **how)
+    with anyio.CancelScope(shield=True):  # what nobody knows the number of, nobody could kill
+        process = await box.start(command, stdin=with_stdin, **how)
     try:
         async with plain_task_group() as tasks:
             if with_stdin:

@@ -86,7 +86,7 @@ async def _show(piece: bytes) -> None:
 @contextmanager
 def _raw_mode() -> Iterator[None]:
     before = termios.tcgetattr(STDIN)
-    tty.setraw(STDIN)
+    tty.setraw(STDIN, termios.TCSADRAIN)  # what was typed ahead is kept
     try:
         yield
     finally:

@@ -274,4 +274,6 @@ async def _send_stdin(sandbox: Sandbox, op: SendStdin) -> Done:
             and op.command_id in sandbox.commands.live
         ):
             await stdin.wait_changed()
-    return Done(taken=min(end, stdin.taken) if stdin is not None else 0)
+    if stdin is None:
+        return Done()
+    return Done(taken=min(end, stdin.taken) if op.data or op.eof else stdin.end)

@@ -28,7 +28,6 @@ from cloudyard.model import AnyOp, AnyResult, CreateRequest, SandboxInfo
 from cloudyard.sdk.config import Config
 from cloudyard.sdk.transport import (
     CREATE_WITHIN_S,
-    error_of,
     error_of_response,
     expect,
     lost,
@@ -165,7 +164,7 @@ class _Link:
         if reply is None:
             raise _again(self.broken) if self.broken is not None else no_answer(self._url, within_s or 0)
         if reply.error is not None:
-            raise error_of(reply.error)
+            raise messages.error_of(reply.error)
         return messages.result_decoder.decode(reply.result)
 
     async def run(self) -> None:

@@ -63,8 +63,8 @@ class Output:
             chunks = [await self._read(offset, wait_s=FOLLOW_WAIT_S)]
             while chunks:
                 for chunk in chunks:
-                    if chunk.offset != offset and chunk.data:
-                        break  # it was asked for before the one in front of it was known to be short
+                    if chunk.offset != offset:
+                        break  # the piece in front of it was short: it was read before more had come
                     offset += len(chunk.data)
                     if digest is not None:
                         digest.update(chunk.data)
@@ -101,7 +101,7 @@ class Output:
             wait_s=wait_s,
         )
         chunk = await self._caller.ask(self._sandbox, op, OutputChunk)
-        if chunk.data and chunk.offset != offset:
+        if chunk.offset != offset:
             raise self._broken(f"offset {offset} was asked for and {chunk.offset} came")
         return chunk
 

@@ -284,7 +284,8 @@ class Sandbox:
         return Process(self._caller, self._id, info)
 
     async def _run_piped(self, spec: CommandSpec, stdin: bytes, *, key: str) -> Completed:
-        process = await self._start(spec, key=key)
+        with anyio.CancelScope(shield=True):  # what nobody knows the number of, nobody could kill
+            process = await self._start(spec, key=key)
 
         async def feed() -> None:
             try:

@@ -27,7 +27,6 @@ from cloudyard.errors import (
     NotFound,
     Unauthorized,
     YardUnavailable,
-    error_from_wire,
 )
 from cloudyard.model import (
     AnyOp,
@@ -43,7 +42,7 @@ from cloudyard.model import (
     Wait,
     check_key,
 )
-from cloudyard.wire.messages import REPEATABLE
+from cloudyard.wire.messages import REPEATABLE, error_of
 
 RESTART_PATIENCE_S = 10.0  # how long a yard that is away is waited for
 CREATE_WITHIN_S = 300.0  # an image may have to be brought to the node first
@@ -236,18 +235,6 @@ def no_answer(url: str, within_s: float) -> YardUnavailable:
     """The connection stands and no answer comes."""
     return YardUnavailable(
         f"The yard at {url} gave no answer within {within_s:g} s.", code="no_answer", retry_safe=False
-    )
-
-
-def error_of(body: ErrorBody) -> CloudyardError:
-    """The error that the yard answered with."""
-    return error_from_wire(
-        body.kind,
-        body.message,
-        code=body.code,
-        hint=body.hint,
-        retry_safe=body.retry_safe,
-        fault=body.fault,
     )
 
 
