@@ -9,14 +9,32 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import support
+from cloudyard.fabric import find_nats_server
 from yards import TestYard, new_yard
 
 pytestmark = pytest.mark.live
+
+
+@contextmanager
+def external_nats(store: Path) -> Iterator[str]:
+    """A nats-server that is not the yard's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(find_nats_server()), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store)]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(support.WAIT_S)
 
 
 async def test_a_command_runs_from_up_to_down(yard: TestYard) -> None:
@@ -113,6 +131,16 @@ def test_without_root_up_says_what_needs_it_and_the_other_ways(yard: TestYard) -
     for words in ("needs root", "mounts", "CLOUDYARD_URL", "virtual machine"):
         assert words in done.stderr
     assert not yard.state.exists()
+
+
+async def test_an_external_nats_serves_as_well_as_the_yards_own(yard: TestYard) -> None:
+    with external_nats(yard.directory / "nats") as url:
+        done = yard.up("--url", url)
+        assert done.returncode == 0, done.stderr
+        assert set(yard.pids()) == {"supervisor", "control", "edge"}
+        async with yard.connect() as client, client.sandbox(image="debian") as box:
+            assert (await box.run("echo there", timeout_s=20)).stdout == b"there\n"
+        assert yard.down().returncode == 0
 
 
 def test_doctor_starts_a_real_sandbox_and_leaves_nothing(yard: TestYard) -> None:

@@ -191,6 +191,22 @@ def load_config(state: Path) -> YardConfig:
         ) from exc
 
 
+def read_client(config: YardConfig) -> ClientFile:
+    """What the client file says.
+
+    Raises:
+        InvalidRequest: it is missing or damaged.
+    """
+    try:
+        return msgspec.json.decode(config.paths.client.read_bytes(), type=ClientFile)
+    except (OSError, msgspec.MsgspecError) as exc:
+        raise InvalidRequest(
+            f"The client file {config.paths.client} cannot be read: {exc}.",
+            code="bad_client_file",
+            hint="cloudyard down, then cloudyard up writes it anew, with a new token if need be.",
+        ) from exc
+
+
 def save_config(config: YardConfig) -> None:
     """Keep the configuration in its state directory, replaced in one move."""
     text = msgspec.json.format(msgspec.json.encode(config), indent=2)

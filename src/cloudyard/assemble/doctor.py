@@ -13,7 +13,7 @@ from anyio import to_thread
 from msgspec import Struct
 
 from cloudyard.assemble.config import make_config
-from cloudyard.assemble.roles import BINARIES, container_backend
+from cloudyard.assemble.edge_main import BINARIES, container_backend
 from cloudyard.assemble.yard import Say
 from cloudyard.core.doctor import Bound, Finding, HostFacts, bounds, judge
 from cloudyard.edge.host.probe import probe_host

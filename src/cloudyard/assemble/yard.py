@@ -28,11 +28,12 @@ from cloudyard.assemble.config import (
     YardConfig,
     YardPaths,
     load_config,
+    read_client,
     save_config,
     server_environment,
     write_private,
 )
-from cloudyard.assemble.roles import clear_node, container_options, read_client
+from cloudyard.assemble.edge_main import clear_node, container_options
 from cloudyard.assemble.secrets import make_secrets
 from cloudyard.control.auth import new_token
 from cloudyard.errors import CloudyardError, Conflict, Forbidden, InvalidRequest, YardUnavailable

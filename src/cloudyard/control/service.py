@@ -41,7 +41,7 @@ class ControlConfig(Struct, frozen=True, kw_only=True):
     nats_url: str
     credentials: Credentials
     host: str = "127.0.0.1"
-    port: int = 7700
+    port: int = 8470
     """0: any free port; `serve_control` says which."""
     grants: list[Grant] = []
     """Made valid at the start: the local yard's own token."""

@@ -255,7 +255,7 @@ def _trial(name: str, reason: str, good: str, fix: str) -> Finding:
 def _userns_fix(facts: HostFacts) -> str:
     if facts.apparmor_restricts:
         return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-    return f"sysctl -w user.max_user_namespaces={UID_RANGE}"
+    return f"sysctl -w user.max_user_namespaces={UID_RANGE}; and in a chroot the kernel allows none."
 
 
 def _erofs(facts: HostFacts) -> Finding:

@@ -94,6 +94,6 @@ def _checked(url: str) -> str:
         raise InvalidRequest(
             f"The yard's address is {url!r}, which is no URL of a yard.",
             code="bad_url",
-            hint="It looks like http://127.0.0.1:7070 or https://yard.example.com.",
+            hint="It looks like http://127.0.0.1:8470 or https://yard.example.com.",
         )
     return url.rstrip("/")

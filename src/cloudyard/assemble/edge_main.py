@@ -1,32 +1,24 @@
-"""Wiring: an edge and a control process from their real parts, by the yard's configuration."""
+"""The edge process: a daemon on the container backend, the depot and NATS, by the yard's configuration."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import anyio
 import msgspec
 
-from cloudyard.assemble.config import ClientFile, YardConfig
+from cloudyard.assemble.config import YardConfig
 from cloudyard.assemble.secrets import credentials_of, nats_address
-from cloudyard.control.service import ControlConfig, serve_control
-from cloudyard.core.iam import Grant, hash_token
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.edge.config import EdgeConfig
 from cloudyard.edge.daemon import Edge, serve
-from cloudyard.errors import CloudyardError, InvalidRequest
-from cloudyard.fabric import Credentials, Fabric
-from cloudyard.fabric.nats_server import CONTROL_USER, edge_user
+from cloudyard.errors import CloudyardError
+from cloudyard.fabric import Fabric
+from cloudyard.fabric.nats_server import edge_user
 from cloudyard.images.depot import Depot
-from cloudyard.model import ProjectId
 
 BINARIES = Path(__file__).resolve().parents[1] / "_bin"  # the compiled guest and launcher
-LOCAL_PROJECT = ProjectId("local")
-LOCAL_PRINCIPAL = "local"
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +61,8 @@ def make_edge(config: YardConfig, backend: ContainerBackend) -> Edge:
     return Edge(edge, backends={backend.name: backend}, images=depot.image, image_names=depot.names)
 
 
-def run_edge(config: YardConfig) -> None:
-    """Be the edge process until SIGTERM; sandboxes live on."""
-    anyio.run(
-        until_told, lambda: _serve_edge(config)
-    )  # not uvloop: starting processes costs three times as much there
-
-
-async def _serve_edge(config: YardConfig) -> None:
+async def be_edge(config: YardConfig) -> None:
+    """Serve this node's sandboxes until cancelled; they live on."""
     user = edge_user(config.edge)
     async with (
         container_backend(config) as backend,
@@ -98,48 +84,3 @@ async def clear_node(config: YardConfig) -> list[str]:
         except CloudyardError as exc:
             log.warning("sandboxes could not be stopped one by one: %s", exc)
         return await backend.sweep(set())
-
-
-def run_control(config: YardConfig) -> None:
-    """Be the control process until SIGTERM."""
-    client = read_client(config)
-    grant = Grant(project=LOCAL_PROJECT, principal=LOCAL_PRINCIPAL, token_hash=hash_token(client.token))
-    control = ControlConfig(
-        nats_url=nats_address(config),
-        credentials=credentials_of(config, CONTROL_USER) or Credentials(),
-        host=config.host,
-        port=config.port,
-        grants=[grant],
-    )
-    anyio.run(until_told, lambda: serve_control(control), backend_options={"use_uvloop": True})
-
-
-def read_client(config: YardConfig) -> ClientFile:
-    """What the client file says.
-
-    Raises:
-        InvalidRequest: it is missing or damaged.
-    """
-    try:
-        return msgspec.json.decode(config.paths.client.read_bytes(), type=ClientFile)
-    except (OSError, msgspec.MsgspecError) as exc:
-        raise InvalidRequest(
-            f"The client file {config.paths.client} cannot be read: {exc}.",
-            code="bad_client_file",
-            hint="cloudyard down, then cloudyard up writes it anew, with a new token if need be.",
-        ) from exc
-
-
-async def until_told(work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work until SIGTERM or SIGINT, which cancel it."""
-    async with anyio.create_task_group() as tasks:
-
-        async def run() -> None:
-            await work()
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(run)
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                tasks.cancel_scope.cancel()
-                return
