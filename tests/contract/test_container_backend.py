@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -24,52 +24,12 @@ from cloudyard.errors import Conflict, InvalidRequest, LimitExceeded, SandboxUna
 from cloudyard.images.depot import Depot
 from cloudyard.model import MIB, Image, SandboxSpec
 from cloudyard.testing.backend_contract import SPEC, MakeBackend, SandboxContract, new_id, run
-from support import REPOSITORY, wait_until
+from container_kit import POOL_SIZE, places
+from support import wait_until
 
 pytestmark = pytest.mark.live
 
-POOL_SIZE = 3
 KILLS = 6
-GUEST_DIR = REPOSITORY / "guest"
-
-
-@pytest.fixture(scope="session")
-def programs() -> Path:
-    """The directory with the guest and the launcher, compiled."""
-    subprocess.run(["make", "-s", "-C", str(GUEST_DIR)], check=True, timeout=300, stdin=subprocess.DEVNULL)
-    return GUEST_DIR / "build"
-
-
-@pytest.fixture
-def yard(yard_dir: Path, programs: Path) -> Iterator[ContainerOptions]:
-    """Options of a yard. What a failed test leaves of it is removed."""
-    options = ContainerOptions(
-        state=yard_dir / "state",
-        run=yard_dir / "run",
-        launcher=programs / "launch",
-        guest=programs / "guest",
-        pool_size=POOL_SIZE,
-        prepared_at_once=2,
-    )
-    yield options
-    if any(places(options).values()):
-        anyio.run(sweep, options)
-
-
-async def sweep(options: ContainerOptions) -> None:
-    async with ContainerBackend(replace(options, pool_size=0), lambda layer: Path(layer)) as backend:
-        await backend.sweep(set())
-
-
-@pytest.fixture
-def options(yard: ContainerOptions, leaks: None) -> ContainerOptions:
-    """The same; and the test fails for what is left."""
-    return yard
-
-
-@pytest.fixture
-def image(depot: Path) -> Image:
-    return Depot(depot).image("debian")
 
 
 def maker(
@@ -89,16 +49,6 @@ def loops_of(depot: Path) -> list[str]:
     return [path.parts[3] for path in files if str(depot) in path.read_text()]
 
 
-def places(options: ContainerOptions) -> dict[str, set[str]]:
-    """What is on the host of each slot of this yard."""
-    groups = Path("/sys/fs/cgroup").glob(f"*/cloudyard/{options.tag}/*/")
-    return {
-        "cgroups": {group.name for group in groups},
-        "boxes": {path.name for path in options.boxes.glob("*")},
-        "sockets": {path.stem for path in options.guests.glob("*")},
-    }
-
-
 class TestContainer(SandboxContract):
     """The contract, with layers mounted straight from their files."""
 
@@ -113,7 +63,7 @@ class TestContainer(SandboxContract):
         return Depot(depot).image("debian")
 
     async def check_empty(self, backend: Backend) -> None:
-        await wait_until(lambda: not self.beyond_pool(), f"nothing but a pool: {self.beyond_pool()}")
+        await wait_until(lambda: not self.beyond_pool(), "nothing but a pool")
         assert Path("/proc/self/mountinfo").read_text() == self.mounts
 
     def beyond_pool(self) -> str:

@@ -166,3 +166,13 @@ async def test_a_shell_that_ends_takes_its_sandbox_along(yard_dir: Path) -> None
         shell.type(b"exit 3\n")
         assert await shell.wait() == 3
         assert await yard.list() == []
+
+
+async def test_the_examples_run(yard_dir: Path) -> None:
+    """Those that write no files: here commands see this machine's own."""
+    async with yard_at(yard_dir) as made:
+        for name, text in (("hello", "42\n"), ("many", "step 3")):
+            command = [sys.executable, str(REPOSITORY / "examples" / f"{name}.py")]
+            with anyio.fail_after(BOUND_S):
+                done = await anyio.run_process(command, env=environment(made), stderr=None)
+            assert text in done.stdout.decode()

@@ -67,6 +67,14 @@ class Process:
         self.ended = Event()
         self._pidfd = pidfd
 
+    def has_ended(self) -> bool:
+        """Whether it has ended by now, also where its watcher has not yet come to see it."""
+        if self._pidfd < 0 or self.ended.is_set():
+            return True
+        now = select.poll()
+        now.register(self._pidfd, select.POLLIN)
+        return bool(now.poll(0))
+
     def kill(self) -> None:
         """SIGKILL, if it is still there."""
         if self._pidfd >= 0:

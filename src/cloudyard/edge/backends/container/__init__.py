@@ -4,8 +4,9 @@ own.
 How a sandbox is made: a launcher of the pool (guest/launch.c) already sits in the slot's cgroups with its
 user namespace; told to go, it builds the root in a private copy of the template mount namespace and becomes
 bubblewrap, whose child becomes the guest, PID 1 of the sandbox. When the guest has answered, bubblewrap's
-monitor is killed: nothing needs it, and it is 185 KB. The host's mount table never changes. What a sandbox is
-made of bears its slot's number (`site`), so that the next edge finds all of it again, or removes it.
+monitor is killed: nothing needs it, and it is 185 KB. A few sandboxes of the shapes in demand are raised so
+far before anyone asks for them (`stock`). The host's mount table never changes. What a sandbox is made of
+bears its slot's number (`site`), so that the next edge finds all of it again, or removes it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.pool import Pool
 from cloudyard.edge.backends.container.site import SOCKET_PATH_MAX
 from cloudyard.edge.backends.container.sites import Sites
+from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
 from cloudyard.edge.host.processes import Watcher, start_time
@@ -74,14 +76,16 @@ class ContainerBackend:
                 hint=f"An image has between 1 and {LAYERS_MAX} layers.",
             )
         layers = [await self._template.layer(self._layer_path(name)) for name in image.layers]
-        launcher = await self._pool.take()
+        raised = await self._stock.take(Shape(tuple(layers), spec.hostname))
         try:
-            process, started = await self._maker.start(launcher, spec, layers)
+            self._maker.fit(raised, spec)
         except BaseException:
-            await self._maker.take_down(launcher)
+            await self._maker.drop(raised)
             raise
-        facts = InstanceFacts(sandbox=sandbox, slot=launcher.site.slot, pid=process.pid, pid_start=started)
-        return ContainerInstance(facts, site=launcher.site, process=process, remove=self._sites.remove)
+        facts = InstanceFacts(
+            sandbox=sandbox, slot=raised.site.slot, pid=raised.process.pid, pid_start=raised.started
+        )
+        return ContainerInstance(facts, site=raised.site, process=raised.process, remove=self._sites.remove)
 
     async def adopt(self, facts: InstanceFacts) -> Instance | None:
         try:
@@ -130,14 +134,22 @@ class ContainerBackend:
                 sites = Sites(options, slots=slots, groups=groups, watcher=watcher, behind=behind)
                 maker = Maker(options, sites=sites, watcher=watcher, template=template, guest=guest)
                 pool = Pool(maker.park, size=options.pool_size, at_once=options.prepared_at_once)
-                self._sites, self._maker, self._pool = sites, maker, pool
+
+                async def raise_one(shape: Shape) -> Raised:
+                    return await maker.start(await pool.take(), shape)
+
+                stock = Stock(raise_one, maker.drop, size=options.stock_size, at_once=options.raised_at_once)
+                self._sites, self._maker, self._stock = sites, maker, stock
                 try:
                     async with create_task_group() as filling:
                         filling.start_soon(pool.run)
+                        filling.start_soon(stock.run)
                         yield
                         filling.cancel_scope.cancel()
                 finally:
                     with CancelScope(shield=True):
+                        for raised in stock.drain():
+                            await maker.drop(raised)
                         for launcher in pool.drain():
                             await maker.take_down(launcher)
                     needed.cancel()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import anyio
 from anyio import CancelScope, to_thread, wait_readable
 
@@ -11,8 +9,9 @@ from cloudyard.edge.backends.container.launcher import Launcher, bubblewrap, lau
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site, refused
 from cloudyard.edge.backends.container.sites import Sites
+from cloudyard.edge.backends.container.stock import Raised, Shape
 from cloudyard.edge.host.cgroups import Limits
-from cloudyard.edge.host.processes import Process, Watcher, start_time
+from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
 from cloudyard.errors import SandboxUnavailable
 from cloudyard.model import MIB, SandboxSpec, parse_size
@@ -71,23 +70,22 @@ class Maker:
             raise
         return launcher
 
-    async def start(
-        self, launcher: Launcher, spec: SandboxSpec, layers: Sequence[str]
-    ) -> tuple[Process, int]:
-        """Make a sandbox of a parked launcher. Gives its PID 1 and when that started; the guest has answered.
+    async def start(self, launcher: Launcher, shape: Shape) -> Raised:
+        """Make a sandbox of a parked launcher, which is used up by it, up to the guest's answer.
 
-        Whatever it raises, the launcher is still there, to be taken down.
-
-        Args:
-            launcher: parked; it is used up.
-            spec: normalised.
-            layers: places in the template, from the lowest up.
+        Leaves nothing if it fails.
         """
+        try:
+            return await self._start(launcher, shape)
+        except BaseException:
+            await self.take_down(launcher)
+            raise
+
+    async def _start(self, launcher: Launcher, shape: Shape) -> Raised:
         argv = bubblewrap(str(self._options.bubblewrap), shm_bytes=self._options.shm_bytes)
         try:
-            _set_limits(launcher.site, spec)
             with anyio.fail_after(START_WAIT_S):
-                process = self._watcher.watch(await launcher.go(spec.hostname, layers, argv))
+                process = self._watcher.watch(await launcher.go(shape.hostname, shape.layers, argv))
                 started = start_time(process.pid)
                 await _greeted(launcher.site)
         except TimeoutError as exc:
@@ -105,7 +103,24 @@ class Maker:
         # Not before the guest's answer: the monitor says who its child is before it lets the child go on.
         launcher.kill()
         launcher.close()
-        return process, started
+        return Raised(launcher.site, process, started)
+
+    def fit(self, raised: Raised, spec: SandboxSpec) -> None:
+        """Give a sandbox the limits of its spec, which is normalised. Raises CloudyardError."""
+        memory = parse_size(spec.memory, what="memory")
+        limits = Limits(memory_bytes=memory, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
+        if limits == PARKED_LIMITS:
+            return
+        try:
+            raised.site.group.limit(limits)
+        except OSError as exc:
+            raise refused(exc, raised.site.slot) from exc
+
+    async def drop(self, raised: Raised) -> None:
+        """End a sandbox that nobody has, and remove its site."""
+        with CancelScope(shield=True):
+            raised.process.kill()
+            await self._sites.remove(raised.site)
 
     async def take_down(self, launcher: Launcher) -> None:
         """End a launcher, whatever it has become by now, and remove its site."""
@@ -123,13 +138,6 @@ class Maker:
 
 class _GuestSilent(Exception):
     """The guest's connection ended before it had answered."""
-
-
-def _set_limits(site: Site, spec: SandboxSpec) -> None:
-    memory = parse_size(spec.memory, what="memory")
-    limits = Limits(memory_bytes=memory, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
-    if limits != PARKED_LIMITS:
-        site.group.limit(limits)
 
 
 async def _greeted(site: Site) -> None:

@@ -12,6 +12,8 @@ from cloudyard.model import MIB
 
 POOL_SIZE = 16
 PREPARED_AT_ONCE = 4
+STOCK_SIZE = 8
+RAISED_AT_ONCE = 2
 SHM_BYTES = 64 * MIB
 
 
@@ -33,6 +35,10 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     """Launchers that wait ready for a sandbox."""
     prepared_at_once: int = PREPARED_AT_ONCE
     """Launchers that are prepared at the same time."""
+    stock_size: int = STOCK_SIZE
+    """Sandboxes that run already, of the shapes asked for lately."""
+    raised_at_once: int = RAISED_AT_ONCE
+    """Sandboxes that are raised at the same time ahead of need."""
     layer_mount: LayerMount = "auto"
     """How layers are mounted: straight from the file, through a loop device, or as the kernel can."""
     cgroup_subtree: Path | None = None
