@@ -18,6 +18,7 @@ from cloudyard.assemble import children
 from cloudyard.assemble.config import YardConfig, load_config
 
 COMMAND_S = 90.0  # bound of one call of the command line
+LOG_LINES = 30  # the last ones of each log, shown with a failure
 
 
 @dataclass(frozen=True)
@@ -89,5 +90,7 @@ def new_yard(directory: Path, depot: Path) -> Iterator[TestYard]:
     try:
         yield yard
     finally:
+        for log in sorted((yard.state / "log").glob("*.log")):  # pytest shows them with a failure
+            print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-LOG_LINES:], sep="\n")
         done = yard.down("--purge")
         assert done.returncode == 0, done.stdout + done.stderr

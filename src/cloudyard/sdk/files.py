@@ -42,6 +42,7 @@ from cloudyard.sdk.tasks import plain_task_group, pull
 from cloudyard.sdk.transport import Caller
 
 FILES_IN_FLIGHT = 8  # of one directory
+UPLOAD_TRIES = 3
 
 T = TypeVar("T")
 
@@ -67,9 +68,17 @@ async def write(
         data = await run_sync(source.read, CHUNK_BYTES_MAX + 1)
         if len(data) <= CHUNK_BYTES_MAX:
             return await caller.ask(sandbox, WriteFile(path=path, data=data, mode=mode), FileInfo)
-        source.seek(0)  # it has grown meanwhile
-    upload = _Upload(caller, sandbox, path, source=source)
-    return await upload.run(mode=mode)
+    tries = UPLOAD_TRIES
+    while True:
+        tries -= 1
+        source.seek(0)
+        try:
+            return await _Upload(caller, sandbox, path, source=source).run(mode=mode)
+        except CloudyardError as exc:
+            # The edge was restarted in the middle of the commit: it was done or not, and once more does no
+            # harm.
+            if exc.code != "step_lost" or not tries:
+                raise
 
 
 async def upload(caller: Caller, sandbox: str, local: Path, *, path: str) -> None:
