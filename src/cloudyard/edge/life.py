@@ -35,7 +35,6 @@ from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.operations import check
 from cloudyard.edge.poller import Poller
-from cloudyard.edge.probe import Probe
 from cloudyard.edge.records import AnyRecord, Head, Moved, Placed
 from cloudyard.edge.remembered import Ended, Remembered
 from cloudyard.edge.sandbox import Sandbox, describe, unavailable
@@ -312,12 +311,9 @@ class Yard:
         async with self._launches:
             sandbox.instance = await sandbox.backend.create(SandboxId(sandbox.id), journal.head.spec, image)
             journal.append(Placed(sandbox.instance.facts))
-            probe = Probe(journal.head)
-            link = GuestLink(self.poller, sandbox.instance.connect(), probe)
+            link = GuestLink(self.poller, sandbox.instance.connect(), sandbox.commands)
             try:
                 await link.greet()
-                await probe.run(link)
-                link.receiver = sandbox.commands
                 await sandbox.commands.resume(link, fresh=True)
             except BaseException:
                 link.close("the launch failed")

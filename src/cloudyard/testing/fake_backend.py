@@ -20,6 +20,7 @@ import anyio
 from cloudyard.edge.backends.base import Files, Instance, InstanceFacts, Usage
 from cloudyard.edge.host.files import RootFiles
 from cloudyard.edge.host.processes import Process, Watcher, ended_within, start_time
+from cloudyard.edge.probe import GuestSilent, prove
 from cloudyard.errors import LimitExceeded, NotFound, SandboxUnavailable
 from cloudyard.model import Image, ImageConfig, SandboxId, SandboxSpec
 
@@ -197,6 +198,14 @@ class FakeBackend:
             instance = FakeInstance(self, facts, self._watcher.watch(pid))
         except BaseException:
             self.give_back(slot)
+            raise
+        try:
+            with instance.connect() as link:
+                await prove(link, image.name, probe=image.config.probe, env=list(image.config.env.items()))
+        except BaseException as exc:
+            await instance.stop()
+            if isinstance(exc, GuestSilent):
+                raise SandboxUnavailable("The guest ended at once.", code="start_failed") from exc
             raise
         self.instances[sandbox] = instance
         return instance

@@ -115,9 +115,10 @@ class Backend(Protocol):
         """The word that users write."""
 
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
-        """Make an instance whose guest is listening. `spec` is normalised. Raises Unsupported, LimitExceeded
-        (no slot, disk full), NotFound (a layer is missing), SandboxUnavailable (it died while starting: its
-        last words in the message). Whatever it raises, also when cancelled, nothing is left behind."""
+        """Make an instance in which the image's probe has run (edge/probe.py). `spec` is normalised. Raises
+        Unsupported, LimitExceeded (no slot, disk full), NotFound (a layer is missing), SandboxUnavailable (it
+        died while starting: its last words in the message; or `image_unusable`: the probe failed). Whatever
+        it raises, also when cancelled, nothing is left behind."""
 
     async def adopt(self, facts: InstanceFacts) -> Instance | None:
         """The instance that an earlier edge made, or None when its PID 1 is gone."""

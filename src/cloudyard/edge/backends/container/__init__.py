@@ -76,7 +76,16 @@ class ContainerBackend:
                 hint=f"An image has between 1 and {LAYERS_MAX} layers.",
             )
         layers = [await self._template.layer(self._layer_path(name)) for name in image.layers]
-        raised = await self._stock.take(Shape(tuple(layers), spec.hostname))
+        config = image.config
+        raised = await self._stock.take(
+            Shape(
+                image=image.name,
+                layers=tuple(layers),
+                hostname=spec.hostname,
+                probe=tuple(config.probe),
+                env=tuple(config.env.items()),
+            )
+        )
         try:
             self._maker.fit(raised, spec)
         except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import anyio
-from anyio import CancelScope, to_thread, wait_readable
+from anyio import CancelScope, to_thread
 
 from cloudyard.edge.backends.container.launcher import Launcher, bubblewrap, launch
 from cloudyard.edge.backends.container.options import ContainerOptions
@@ -13,9 +13,9 @@ from cloudyard.edge.backends.container.stock import Raised, Shape
 from cloudyard.edge.host.cgroups import Limits
 from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
+from cloudyard.edge.probe import GuestSilent, prove
 from cloudyard.errors import SandboxUnavailable
 from cloudyard.model import MIB, SandboxSpec, parse_size
-from cloudyard.wire.guest import PROTOCOL_VERSION, Decoder, FrameError, Kind, Tag, encode
 
 PARK_WAIT_S = 20.0  # a launcher that is not ready then has failed
 START_WAIT_S = 20.0  # from go to the guest's answer
@@ -71,7 +71,7 @@ class Maker:
         return launcher
 
     async def start(self, launcher: Launcher, shape: Shape) -> Raised:
-        """Make a sandbox of a parked launcher, which is used up by it, up to the guest's answer.
+        """Make a sandbox of a parked launcher, which is used up by it. Its image's probe has run.
 
         Leaves nothing if it fails.
         """
@@ -87,20 +87,20 @@ class Maker:
             with anyio.fail_after(START_WAIT_S):
                 process = self._watcher.watch(await launcher.go(shape.hostname, shape.layers, argv))
                 started = start_time(process.pid)
-                await _greeted(launcher.site)
+                await _proved(launcher.site, shape)
         except TimeoutError as exc:
             raise SandboxUnavailable(
                 f"Starting the sandbox failed: no answer from its guest. {launcher.words()}",
                 code="start_timeout",
                 retry_safe=True,
             ) from exc
-        except (ProcessLookupError, _GuestSilent) as exc:
+        except (ProcessLookupError, GuestSilent) as exc:
             raise launcher.died() from exc
         except OSError as exc:
             raise refused(exc, launcher.site.slot) from exc
         if started is None:
             raise launcher.died()
-        # Not before the guest's answer: the monitor says who its child is before it lets the child go on.
+        # Not before the guest has answered: the monitor says who its child is before it lets the child go on.
         launcher.kill()
         launcher.close()
         return Raised(launcher.site, process, started)
@@ -136,28 +136,11 @@ class Maker:
         return launch(site, PARKED_LIMITS, program=program, template=self._template.fd, guest=self._guest)
 
 
-class _GuestSilent(Exception):
-    """The guest's connection ended before it had answered."""
-
-
-async def _greeted(site: Site) -> None:
-    """Return when the guest has answered a HELLO: only then the sandbox is known to be whole."""
+async def _proved(site: Site, shape: Shape) -> None:
+    """Return when a command has run: only then the sandbox is known to be whole."""
     try:
         link = site.connect()
     except SandboxUnavailable as exc:
-        raise _GuestSilent from exc
+        raise GuestSilent from exc
     with link:
-        link.send(encode(Kind.HELLO, 0, (Tag.VERSION_MIN, 1), (Tag.VERSION_MAX, PROTOCOL_VERSION)))
-        decoder = Decoder()
-        while True:
-            await wait_readable(link)
-            try:
-                data = link.recv(4096)
-            except OSError as exc:
-                raise _GuestSilent from exc
-            if not data:
-                raise _GuestSilent
-            for frame in decoder.feed(data):
-                if frame.kind == Kind.WELCOME:
-                    return
-                raise FrameError(f"The guest answered HELLO by kind {frame.kind}: {frame.text(Tag.TEXT)}")
+        await prove(link, shape.image, probe=shape.probe, env=shape.env)

@@ -20,20 +20,24 @@ from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.processes import Process
 from cloudyard.errors import CloudyardError
 
-RETRY_S = 1.0  # after one could not be raised
+PATIENCE_S = 0.03  # before one is replaced, while most of its shape are still there
 _log = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
-    """What cannot be changed once a sandbox runs: its layers (places in the template, from the lowest up) and
-    its host name."""
+    """What cannot be changed once a sandbox runs, and how its image is proved."""
 
+    image: str
+    """The image's name."""
     layers: tuple[str, ...]
+    """Its layers' places in the template, from the lowest up."""
     hostname: str
+    probe: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
 
 
 class Raised(NamedTuple):
-    """A sandbox whose guest has answered, and when its PID 1 started, in clock ticks since boot."""
+    """A sandbox in which the image's probe has run, and when its PID 1 started, in clock ticks since boot."""
 
     site: Site
     process: Process
@@ -79,15 +83,10 @@ class Stock:
         Raises:
             CloudyardError: none was ready and none could be raised.
         """
+        raised = await self._ready_one(shape) or await self._raise_one(shape)
         self._asked.append(shape)
         self._changed.set()
-        ready = self._ready.get(shape)
-        while ready:
-            raised = ready.popleft()
-            if not raised.process.has_ended():
-                return raised
-            await self._drop(raised)
-        return await self._raise_one(shape)
+        return raised
 
     def drain(self) -> list[Raised]:
         """All that are ready; they are the caller's from then on."""
@@ -95,12 +94,23 @@ class Stock:
         self._ready.clear()
         return drained
 
+    async def _ready_one(self, shape: Shape) -> Raised | None:
+        ready = self._ready.get(shape)
+        while ready:
+            raised = ready.popleft()
+            if not raised.process.has_ended():
+                return raised
+            await self._drop(raised)
+        return None
+
     async def _fill(self) -> None:
         while True:
             wanted = Counter(self._asked)
             if (surplus := self._surplus(wanted)) is not None:
                 await self._drop(surplus)
             elif (shape := self._missing(wanted)) is not None:
+                if len(self._ready.get(shape, ())) * 2 > wanted[shape]:
+                    await anyio.sleep(PATIENCE_S)  # whoever took one is still busy with it, on the same cores
                 await self._add(shape)
             else:
                 self._changed = Event() if self._changed.is_set() else self._changed
@@ -130,7 +140,8 @@ class Stock:
             raised = await self._raise_one(shape)
             self._ready.setdefault(shape, deque()).append(raised)
         except CloudyardError as exc:
-            _log.warning("Raising a sandbox ahead of need: %s", exc)
-            await anyio.sleep(RETRY_S)
+            _log.warning("Raising a sandbox ahead of need, which nobody waits for, failed: %s", exc)
+            for asked in [asked for asked in self._asked if asked == shape]:
+                self._asked.remove(asked)  # until somebody gets one of this shape again
         finally:
             self._under_way[shape] -= 1
