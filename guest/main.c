@@ -16,10 +16,12 @@
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/syscall.h>
 
 #define FDS_OWN 32u	   /* that the guest needs besides those of commands */
 #define FDS_A_COMMAND 4u   /* channel, stdin, stdout, stderr */
 #define FDS_WHILE_STARTING 4u
+#define SIGNALS 64 /* that the kernel has */
 
 static struct guest guest;
 
