@@ -246,7 +246,7 @@ class Yard:
         """Stop the sandbox of a create whose answer nobody waited for. The key says which one it is."""
         with anyio.move_on_after(CLEAN_UP_WITHIN_S, shield=True):
             try:
-                info = await transport.create(request)
+                info = await wait_out_restarts(lambda: transport.create(request))
             except CloudyardError:
                 return  # it was never made
             await self._stop_all([Sandbox(self._caller, info.id)])
