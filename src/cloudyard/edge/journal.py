@@ -147,13 +147,17 @@ class Journal:
                 self.rewrite(JOURNAL_KEPT_BYTES, JOURNAL_RESULTS_MAX // 2)
 
     def close(self, at: float) -> None:
-        """Note that nothing of the sandbox is left, in front of what is kept of its results.
+        """Note that nothing of the sandbox is left, where `peek` finds it: near the front of the file.
 
         Raises:
             LimitExceeded: the disk is full or cannot be written; nothing has changed.
         """
+        gone = Gone(at, self.next_step - 1)
+        if self.file.size + len(pack(gone)) <= PEEK_BYTES:
+            self._index(self.file.append(gone))
+            return
         self.intents.clear()
-        self.gone = Gone(at, self.next_step - 1)
+        self.gone = gone
         self.rewrite(JOURNAL_KEPT_BYTES, JOURNAL_RESULTS_MAX // 2)
 
     def rewrite(self, bytes_max: int, results_max: int) -> None:
@@ -226,6 +230,7 @@ class Journal:
                 self.transitions.append(transition)
             case Gone():
                 self.gone = entry.record
+                self.intents.clear()
                 self.next_step = max(self.next_step, entry.record.steps + 1)
             case Lives():
                 self.lives = entry.record

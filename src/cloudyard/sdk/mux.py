@@ -310,7 +310,9 @@ async def _handshake(config: Config, stream: ByteStream) -> ClientProtocol:
 
 def _again(error: CloudyardError) -> CloudyardError:
     """A copy: one exception object must not be raised in several tasks, which would share its traceback."""
-    return type(error)(error.message, code=error.code, hint=error.hint, retry_safe=error.retry_safe)
+    return type(error)(
+        error.message, code=error.code, hint=error.hint, retry_safe=error.retry_safe, fault=error.fault
+    )
 
 
 def _first_reason(group: BaseExceptionGroup[BaseException]) -> str:
