@@ -43,7 +43,7 @@ def guests(options: ContainerOptions) -> set[int]:
 
 
 def ready(backend: ContainerBackend) -> int:
-    """Sandboxes of the stock that the next create may take. A guest is there a little before it is in stock."""
+    """Sandboxes that the next create may take. A guest is there a little before it is in stock."""
     return sum(len(raised) for raised in backend._stock._ready.values())
 
 
