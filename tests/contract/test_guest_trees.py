@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,8 @@ def test_a_keeper_that_dies_between_two_looks_loses_nothing(guest: RunningGuest,
         while told.result is None:
             for pid, each in descendants(guest.pid).items():
                 if each[2] in ("keeper", "guest"):
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # it has ended since
+                        os.kill(pid, signal.SIGKILL)
             client.pump(0.02)
         assert told.signal == signal.SIGKILL
         client.send(Kind.FORGET, command)
