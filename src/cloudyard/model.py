@@ -492,6 +492,10 @@ class SandboxInfo(Result, tag="sandbox", frozen=True):
     steps: int = 0
     commands: int = 0
     """Commands running now."""
+    memory_used_bytes: int | None = None
+    """What the kernel charges it now, with its page cache; None in lists and where it is not known."""
+    cpu_used_s: float | None = None
+    """Processor time of all that ever ran in it; None in lists and where it is not known."""
 
 
 AnyResult = (
