@@ -239,3 +239,18 @@ async def test_limits_are_those_of_the_spec(options: ContainerOptions, depot: Pa
         found = [path.read_text().split()[0] for path in files]
         await instance.stop()
     assert found == [str(64 * MIB), "50000", "28"]
+
+
+async def test_every_user_of_a_sandbox_may_enter_its_root_whatever_our_umask(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    before = os.umask(0o077)  # as the edge of a yard has it
+    try:
+        async with maker(options, depot)() as backend:
+            instance = await backend.create(new_id(), SPEC, image)
+            told = await run(instance, "setpriv --reuid=1000 --regid=1000 --clear-groups ls -ld / /tmp /usr")
+            assert told.exit_code == 0, told
+            assert told.stdout.startswith("drwxr-xr-x")
+            await instance.stop()
+    finally:
+        os.umask(before)

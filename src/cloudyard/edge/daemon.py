@@ -250,7 +250,7 @@ class Edge:
             return self._operate_on_ended(found, op, call.key)
         match op:
             case GetSandbox():
-                return found.info()
+                return found.info_with_usage()
             case StopSandbox():
                 return await self.yard.stop(found, cause=call.cause)
             case KeepAlive():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from cloudyard.core.lifecycle import Life, StopReason
 from cloudyard.edge.backends.base import Backend, Instance, Usage
@@ -88,7 +89,7 @@ class Sandbox:
             directory=directory,
             clock=clock,
             timers=timers,
-            usage=self.usage,
+            counters=self,
             on_idle=self.touch,
             on_broken=lambda why: on_broken(self, why),
         )
@@ -176,9 +177,30 @@ class Sandbox:
             raise unavailable(self.id, self.life)
         return self.instance.usage()
 
+    def oom_kills(self) -> int:
+        """Processes of it that the kernel has killed for memory.
+
+        Raises:
+            SandboxUnavailable: it is gone.
+        """
+        if self.instance is None:
+            raise unavailable(self.id, self.life)
+        return self.instance.oom_kills()
+
     def info(self) -> SandboxInfo:
         """What a user may know of it."""
         return describe(self.journal, edge=self._edge, life=self.life, commands=len(self.commands.live))
+
+    def info_with_usage(self) -> SandboxInfo:
+        """The same with the kernel's counters, which take a look at several files."""
+        info = self.info()
+        if self.instance is None:
+            return info
+        try:
+            usage = self.instance.usage()
+        except SandboxUnavailable:  # it has ended, and its end is not noted yet
+            return info
+        return replace(info, memory_used_bytes=usage.memory_bytes, cpu_used_s=usage.cpu_s)
 
 
 def describe(journal: Journal, *, edge: str, life: Life, commands: int = 0) -> SandboxInfo:

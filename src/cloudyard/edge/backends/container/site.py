@@ -51,7 +51,8 @@ class Site:
         self.directory.mkdir(mode=0o700)
         for name in ("upper", "work"):
             path = self.directory / name
-            path.mkdir(mode=0o755)
+            path.mkdir()
+            os.chmod(path, 0o755)  # whatever our umask: every user of the sandbox goes through `upper`, its /
             os.chown(path, self.base, self.base)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
