@@ -29,13 +29,7 @@ from cloudyard.edge.resumption import end_stranger, fates_of, go_on
 from cloudyard.edge.steps import Step, StepBook
 from cloudyard.edge.translate import exec_frame, signal_frame
 from cloudyard.edge.verdict import SIGKILL, error_of_start, judge, judge_not_started
-from cloudyard.errors import (
-    CloudyardError,
-    Conflict,
-    InvalidRequest,
-    LimitExceeded,
-    YardUnavailable,
-)
+from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, YardUnavailable
 from cloudyard.model import CommandSpec, ExecResult
 from cloudyard.wire.guest import Frame, FrameError, Kind, Tag, encode
 
