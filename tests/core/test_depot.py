@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from cloudyard.assemble.config import YardConfig, save_config
 from cloudyard.cli import main
+from cloudyard.cli.images import DEPOT_DEFAULT, local_depot
 from cloudyard.errors import Conflict, InvalidRequest, NotFound
 from cloudyard.images.apt import apt_sources, check_package
 from cloudyard.images.build import build_from_tree
@@ -145,6 +147,21 @@ def test_a_failed_build_leaves_nothing(depot: Depot, tmp_path: Path) -> None:
         build_from_tree(depot, "Bad Name", tmp_path)
     assert depot.names() == []
     assert not list((depot.path / "tmp").glob("*"))
+
+
+def test_images_are_those_of_the_yard_that_the_client_file_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
+    state.mkdir()
+    monkeypatch.setenv("CLOUDYARD_CLIENT_FILE", str(state / "client.json"))
+    assert local_depot() == DEPOT_DEFAULT
+    config = YardConfig(state=str(state), run=str(tmp_path / "run"), depot=str(elsewhere))
+    save_config(config)
+    Depot(elsewhere).save(Image(name="alpha", layers=[]))
+    assert main(["image", "rm", "alpha"]) == 0
+    assert capsys.readouterr().out.startswith("Removed alpha")
+    assert Depot(elsewhere).names() == []
 
 
 @needs_mkfs

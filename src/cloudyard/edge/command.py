@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cloudyard.edge.clock import Timer
 from cloudyard.edge.history import output_name
 from cloudyard.edge.output import Stream
-from cloudyard.edge.records import Counted, Ended
+from cloudyard.edge.records import Ended
 from cloudyard.edge.stdin import Stdin
 from cloudyard.edge.steps import Step
 from cloudyard.edge.translate import command_info
@@ -31,11 +31,13 @@ class Command:
         "_ended",
         "absence_s",
         "cause",
+        "company",
         "exit",
         "id",
         "info",
         "kill_timer",
         "killed",
+        "oom_kills_before",
         "placed",
         "sent",
         "spec",
@@ -77,6 +79,10 @@ class Command:
         """Time since then in which it could not run: queued, or while no edge was there."""
         self.absence_s = 0.0
         """How long no edge was there, where it ended in that time."""
+        self.oom_kills_before: int | None = None
+        """The sandbox's counter of out-of-memory kills when it started; None where that is not known."""
+        self.company: int | None = None
+        """Commands that had been started in the sandbox when this one was; None when others ran then."""
         self.timer: Timer | None = None
         self.timed_out: float | None = None
         self.killed = ""
@@ -118,8 +124,8 @@ class Command:
                 timer.cancel()
         self.timer = self.kill_timer = None
 
-    def ending(self, refused: Counted, *, lost: str) -> Ending:
-        """What was seen of its end."""
+    def ending(self, *, oom_kills: int, shared: bool, forks_refused: int, lost: str) -> Ending:
+        """What was seen of its end, together with what the kernel's counters say."""
         exit_ = self.exit
         return Ending(
             exit_code=exit_.maybe_number(Tag.EXIT_CODE) if exit_ else None,
@@ -127,8 +133,9 @@ class Command:
             timed_out=self.timed_out,
             killed=self.killed,
             lost=lost,
-            oom_kills=refused.oom_kills,
-            forks_refused=refused.forks_refused,
+            oom_kills=oom_kills,
+            shared=shared,
+            forks_refused=forks_refused,
             output_error=self.stdout.error or self.stderr.error,
         )
 

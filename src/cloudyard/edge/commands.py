@@ -13,24 +13,20 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import anyio
 from msgspec.structs import replace
 
 from cloudyard.core.reconcile import OpenStep, Settlement, settle
-from cloudyard.edge.backends.base import Usage
 from cloudyard.edge.clock import Clock, Timers
 from cloudyard.edge.command import MICRO, Command
-from cloudyard.edge.config import (
-    KILL_WAIT_S,
-    TREE_WAIT_S,
-)
+from cloudyard.edge.config import KILL_WAIT_S, TREE_WAIT_S
 from cloudyard.edge.forgets import Forgets
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
+from cloudyard.edge.listing import Listing
 from cloudyard.edge.places import Places
-from cloudyard.edge.records import Counted, Intent, Stalled
-from cloudyard.edge.refusals import Refusals
+from cloudyard.edge.records import Intent, Stalled
+from cloudyard.edge.refusals import Counters, Refusals
 from cloudyard.edge.resumption import end_stranger, go_on
 from cloudyard.edge.steps import Step, StepBook
 from cloudyard.edge.translate import acknowledgement, exec_frame, signal_frame
@@ -40,7 +36,6 @@ from cloudyard.errors import (
     Conflict,
     InvalidRequest,
     LimitExceeded,
-    SandboxUnavailable,
     YardUnavailable,
 )
 from cloudyard.model import CommandSpec, ExecResult
@@ -62,7 +57,7 @@ class Commands:
         directory: Path,
         clock: Clock,
         timers: Timers,
-        usage: Callable[[], Usage],
+        counters: Counters,
         on_idle: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
@@ -81,10 +76,10 @@ class Commands:
         """Commands that have ended for us while something of them takes a place in the guest."""
         self._unacknowledged: dict[int, Command] = {}
         self._forgets = Forgets(clock, timers, self.send)
-        self._known: dict[int, Frame] = {}
-        self._listed: anyio.Event | None = None
+        self._listing = Listing()
         self._resumed_at = 0.0
-        self._refusals = Refusals(journal, usage)
+        self.refusals = Refusals(journal, counters)
+        self._launched = 0
         self.live: dict[int, Command] = {}
 
     # --- starting, feeding, killing ---------------------------------------------------------------------
@@ -103,6 +98,7 @@ class Commands:
             step.result = command.info
         command.sent = command.placed = True
         command.started_at = intent.at
+        command.oom_kills_before = intent.oom_kills
         command.stalled_s = self._journal.stalled.get(command.id, 0.0)
 
     async def launch(self, command: Command) -> None:
@@ -119,14 +115,22 @@ class Commands:
             self._places.give_back()
             return
         if command.stalled_s:
-            self._journal.append(Stalled(command.id, command.stalled_s))
+            self._note_late_start(command)
         command.placed = True
         command.started_at = began
         if self.link is not None:  # else `resume` does it
             self._send_exec(command)
 
+    def _note_late_start(self, command: Command) -> None:
+        """It was made to wait, and nothing that happened meanwhile is its doing."""
+        command.oom_kills_before = self.refusals.oom_kills()
+        self._journal.append(Stalled(command.id, command.stalled_s, command.oom_kills_before))
+
     def _send_exec(self, command: Command) -> None:
         command.sent = True
+        self._launched += 1
+        alone = len(self.live) == 1 and not self._lingering
+        command.company = self._launched if alone else None
         data = exec_frame(command.id, command.spec, self._journal.head)
         if command.stdin is not None:
             data += command.stdin.frames()
@@ -262,17 +266,8 @@ class Commands:
         self._resumed_at = self._clock.monotonic()
         if fresh:
             return
-        self._known = {}
         asked = [command for command in self.live.values() if command.sent]
-        self._listed = anyio.Event()
-        link.send(encode(Kind.LIST))
-        await self._listed.wait()
-        self._listed = None
-        if link.broken:
-            raise SandboxUnavailable(
-                f"The guest's list did not come: {link.broken}.", code="guest_unreachable"
-            )
-        known, self._known = self._known, {}
+        known = await self._listing.ask(link)
         fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in asked), known)
         for command in asked:
             if command.id not in self.live:
@@ -332,9 +327,9 @@ class Commands:
                 if not frame.number(Tag.TREE_ALIVE, 0):
                     self._leave_place(frame.command)
             case Kind.STATE:
-                self._known[frame.command] = frame
-            case Kind.LISTED if self._listed is not None:
-                self._listed.set()
+                self._listing.note(frame)
+            case Kind.LISTED:
+                self._listing.end()
             case Kind.ERROR:
                 log.warning("%s: the guest complains: %s", self._journal.head.sandbox, frame.text(Tag.TEXT))
             case kind:
@@ -356,8 +351,7 @@ class Commands:
         """The link broke: somebody has to look whether the guest lives."""
         self.link = None
         self._forgets.drop()
-        if self._listed is not None:
-            self._listed.set()
+        self._listing.end()
         self._on_broken(why)
 
     # --- what frames cause ------------------------------------------------------------------------------
@@ -405,7 +399,7 @@ class Commands:
             frame.text(Tag.WHAT),
             frame.number(Tag.ERRNO, 0),
             frame.text(Tag.TEXT),
-            forks_refused=self._refusals.look().forks_refused,
+            forks_refused=self.refusals.forks_refused(),
         )
         if command.waits:
             self._conclude(command, command.result_not_started(why), tree_lives=False)
@@ -430,8 +424,13 @@ class Commands:
                 message = f"The command was ended before it could start: {command.killed}."
                 self._fail(command.step, Conflict(message, code="command_ended", fault="policy"))
         ended_badly = command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0
-        verdict = judge(command.ending(self._refusals.look() if ended_badly else Counted(), lost=lost))
-        self._conclude(command, command.result(verdict), tree_lives=command.tree_lives)
+        ending = command.ending(
+            oom_kills=self.refusals.oom_kills_since(command.oom_kills_before),
+            shared=command.company != self._launched,
+            forks_refused=self.refusals.forks_refused() if ended_badly else 0,
+            lost=lost,
+        )
+        self._conclude(command, command.result(judge(ending)), tree_lives=command.tree_lives)
 
     def _conclude(self, command: Command, result: ExecResult, *, tree_lives: bool) -> None:
         ended = command.record(result)

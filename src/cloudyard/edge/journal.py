@@ -242,8 +242,10 @@ class Journal:
                 self.intents[intent.step] = intent
                 self.next_step = max(self.next_step, intent.step + 1)
                 self.used_at = max(self.used_at, intent.at)
-            case Stalled(number, seconds):
+            case Stalled(number, seconds, oom_kills):
                 self.stalled[number] = seconds
+                if oom_kills is not None and number in self.intents:
+                    self.intents[number] = replace(self.intents[number], oom_kills=oom_kills)
             case Counted() as counted:
                 self.counted = counted
             case Answer() as answer:
