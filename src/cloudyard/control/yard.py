@@ -53,6 +53,7 @@ class Yard:
         """Make a sandbox, or give the one that the request's key made. Raises as `Creates.create` does."""
         allow(grant, "sandbox.create")
         await self._watcher.first()
+        await self._watcher.image(request.spec.image)
         result = result_decoder.decode(
             await self._creates.create(grant.project, request.spec, key=request.key, cause=self.new_cause())
         )

@@ -196,6 +196,14 @@ class Journal:
         # what is under way is always kept: however much it is, appending stays cheap
         self._rewrite_at = max(JOURNAL_MAX_BYTES, 2 * self.file.size)
 
+    def superseded(self, intent: Intent) -> bool:
+        """Whether a later step has its key: the key was freed though its own end could not be recorded."""
+        known = self.keys.get(intent.key)
+        return bool(intent.key) and (
+            (known is not None and known.step > intent.step)
+            or any(other.key == intent.key and other.step > intent.step for other in self.intents.values())
+        )
+
     def read(self, place: Place) -> AnyRecord:
         """The record at a place."""
         return self.file.read(place.offset, place.size)

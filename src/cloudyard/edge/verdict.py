@@ -8,6 +8,7 @@ import errno
 import os
 from typing import NamedTuple
 
+from cloudyard.errors import CloudyardError, InvalidRequest
 from cloudyard.model import Fault
 
 SIGKILL = 9
@@ -80,6 +81,13 @@ class NotStarted(NamedTuple):
     exit_code: int | None
     fault: Fault
     error: str
+
+
+def error_of_start(why: NotStarted) -> CloudyardError:
+    """It, for whoever waits for a start."""
+    kind = InvalidRequest if why.fault.label == "policy" else CloudyardError
+    message = f"The command could not be started: {why.error}."
+    return kind(message, code="not_started", hint=why.fault.evidence, fault=why.fault.label)
 
 
 def judge_not_started(what: str, number: int, text: str, *, forks_refused: int) -> NotStarted:
