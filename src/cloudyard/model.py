@@ -626,8 +626,8 @@ def check_command(command: CommandSpec) -> None:
 
     Raises:
         InvalidRequest: neither or both of argv and shell, a NUL byte, a bad name in env, a cwd that is not
-            absolute, what cannot be written as UTF-8, a number out of range. LimitExceeded: argv or shell, env and
-            stdin together are over COMMAND_BYTES_MAX.
+            absolute, what cannot be written as UTF-8, a number out of range. LimitExceeded: argv or shell,
+            env and stdin together are over COMMAND_BYTES_MAX.
     """
     if bool(command.argv) == bool(command.shell):
         raise InvalidRequest(
