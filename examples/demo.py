@@ -88,7 +88,7 @@ class Report:
     rollouts: list[Rollout]
     create_s: float = 0.0
     run_s: float = 0.0
-    memory_mb: float = 0.0
+    memory_mib: float | None = None
     round_trip_ms: float = 0.0
     killed: int = 0
     running_at_kill: int = 0
@@ -221,8 +221,8 @@ async def roll_out(client_file: Path, run_dir: Path, archive: Path, count: int) 
             started = time.monotonic()
             boxes = await client.create_many(count, IMAGE, cpu=1, memory="256MiB", max_ttl_s=600)
             report.create_s = time.monotonic() - started
-        used = [(await box.info()).memory_used_bytes or 0 for box in boxes]
-        report.memory_mb = sum(used) / count / 2**20
+        used = [bytes_ for box in boxes if (bytes_ := (await box.info()).memory_used_bytes) is not None]
+        report.memory_mib = sum(used) / len(used) / 2**20 if used else None
         console.print(f"{count} sandboxes created in {report.create_s:.2f} s.")
         with Progress(*columns, console=console) as bars:
             bar = bars.add_task("test suites", total=count)
@@ -353,7 +353,9 @@ def show(report: Report, total_s: float, path: Path) -> None:
         "sandboxes created": f"{count / report.create_s:.0f} a second",
         "rollouts finished": f"{count / report.run_s:.1f} a second, with the edge killed in the middle",
         "exec round trip": f"{report.round_trip_ms:.2f} ms (median of {ROUND_TRIPS})",
-        "memory a sandbox": f"{report.memory_mb:.2f} MB charged by the kernel, before its work",
+        "memory a sandbox": "not told by the yard"
+        if report.memory_mib is None
+        else f"{report.memory_mib:.2f} MiB charged by the kernel, before its work",
         "results": str(path),
         "all in all": f"{total_s:.0f} s",
     }

@@ -395,6 +395,8 @@ class ExecResult(Result, tag="exec", frozen=True):
     """More was written than is kept."""
     timed_out: bool = False
     oom: bool = False
+    """Something in the sandbox was killed for memory while it ran: of this command, or of another that ran at
+    the same time. It may have ended well all the same."""
     duration_s: float = 0.0
     """From the command's start to the end of its first process."""
     stalled_s: float = 0.0

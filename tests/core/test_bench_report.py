@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cloudyard.cli.benchmarks.measures import MEASURES
+from cloudyard.cli import main
+from cloudyard.cli.benchmarks.measures import MEASURES, _idle, _memory_back
 from cloudyard.cli.benchmarks.report import GOALS, Metric, Report, percentile, timed
 
 
@@ -68,6 +70,21 @@ def test_the_table_shows_each_metric_with_its_goal() -> None:
     text = console.export_text()
     assert "creates_per_s" in text
     assert "≥ 100" in text
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "1e9"])
+def test_a_length_out_of_range_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--seconds", seconds]) == 2
+    assert "cannot be measured for" in capsys.readouterr().err
+
+
+def test_memory_that_could_not_be_measured_has_no_value() -> None:
+    async def back() -> Metric:
+        return await _memory_back(before=100.0, held=-16.0, started=0.0, tell=lambda doing, done: None)
+
+    for metric in (_idle(-16.0, 50), anyio.run(back)):
+        assert metric.value is None
+        assert "not to be told, 16 MB came free" in metric.note
 
 
 def test_every_goal_is_of_a_metric_that_is_measured() -> None:

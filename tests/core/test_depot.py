@@ -8,16 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from cloudyard.assemble.config import YardConfig, save_config
 from cloudyard.cli import main
+from cloudyard.cli.images import DEPOT_DEFAULT, local_depot
 from cloudyard.errors import Conflict, InvalidRequest, NotFound
 from cloudyard.images.apt import apt_sources, check_package
 from cloudyard.images.build import build_from_tree
 from cloudyard.images.depot import Depot
-from cloudyard.model import Image
+from cloudyard.model import Image, ImageConfig
 
 needs_mkfs = pytest.mark.skipif(shutil.which("mkfs.erofs") is None, reason="mkfs.erofs is not installed")
 
@@ -144,6 +147,88 @@ def test_a_failed_build_leaves_nothing(depot: Depot, tmp_path: Path) -> None:
         build_from_tree(depot, "Bad Name", tmp_path)
     assert depot.names() == []
     assert not list((depot.path / "tmp").glob("*"))
+
+
+def test_images_are_those_of_the_yard_that_the_client_file_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
+    state.mkdir()
+    monkeypatch.setenv("CLOUDYARD_CLIENT_FILE", str(state / "client.json"))
+    assert local_depot() == DEPOT_DEFAULT
+    config = YardConfig(state=str(state), run=str(tmp_path / "run"), depot=str(elsewhere))
+    save_config(config)
+    Depot(elsewhere).save(Image(name="alpha", layers=[]))
+    assert main(["image", "rm", "alpha"]) == 0
+    assert capsys.readouterr().out.startswith("Removed alpha")
+    assert Depot(elsewhere).names() == []
+
+
+@needs_mkfs
+def test_a_build_takes_paths_as_strings(depot: Depot, tree: Path) -> None:
+    image = build_from_tree(str(depot.path), "tree", str(tree))
+    assert depot.image("tree") == image
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "BAD/NAME"], "is not an image name"),
+        (["--suite", "no such"], "is not the name of a Debian release"),
+        (["--package", "a,b"], "is not the name of a Debian package"),
+    ],
+)
+def test_a_bad_argument_is_refused_before_the_build(
+    depot: Depot, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["image", "build", "debian", "--depot", str(depot.path), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not depot.path.exists()
+
+
+def test_a_layer_does_not_stay_without_its_image(depot: Depot) -> None:
+    depot.path.mkdir()
+    (depot.path / "images").write_text("in the way")
+    with depot.work_dir() as work:
+        file = work.path / "layer"
+        file.write_bytes(b"content")
+        with pytest.raises(Conflict):
+            depot.add_image("alpha", file, config=ImageConfig())
+    assert not list(depot.path.rglob("*.erofs"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_told_what_it_may_not_do() -> None:
+    with tempfile.TemporaryDirectory(prefix="cloudyard-depot-") as directory:
+        depot = Depot(directory)
+        depot.path.chmod(0o755)
+        depot.save(Image(name="alpha", layers=[]))
+        assert "Cannot use the depot" in as_nobody(depot, "rm", "alpha")
+        (depot.path / "images").chmod(0o700)
+        for words in (["ls"], ["rm", "alpha"]):
+            said = as_nobody(depot, *words)
+            assert "Permission denied" in said
+            assert "sudo" in said
+
+
+def as_nobody(depot: Depot, *words: str) -> str:
+    """What `cloudyard image` says on stderr to a user who owns nothing; it must fail, with a sentence."""
+    program = (
+        "import os, sys, cloudyard.cli.images; from cloudyard.cli import main;"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "image", *words, "--depot", str(depot.path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 def test_work_of_a_killed_process_is_removed_and_work_under_way_is_not(depot: Depot) -> None:

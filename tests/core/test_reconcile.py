@@ -40,7 +40,9 @@ def test_triage(state: str, placed: bool, ended: bool, fate: Fate):
     ("step", "known", "settlement"),
     [
         (OpenStep(1, command=True, repeatable=False), {1: None}, Settlement.GO_ON),
-        (OpenStep(1, command=True, repeatable=False), {2: None}, Settlement.LOST),
+        (OpenStep(1, command=True, repeatable=False), {2: None}, Settlement.START),
+        (OpenStep(1, command=True, repeatable=False, begun=True), {1: None}, Settlement.GO_ON),
+        (OpenStep(1, command=True, repeatable=False, begun=True), {2: None}, Settlement.LOST),
         (OpenStep(1, command=False, repeatable=True), {}, Settlement.RELEASE),
         (OpenStep(1, command=False, repeatable=False), {1: None}, Settlement.LOST),
     ],

@@ -17,11 +17,13 @@ from cloudyard.edge.verdict import Ending, judge, judge_not_started
         (Ending(signal=15), "policy", "signal", False),
         (Ending(signal=9, oom_kills=1), "policy", "oom", True),
         (Ending(exit_code=137, oom_kills=2), "policy", "oom", True),
-        (Ending(exit_code=1, oom_kills=1), "policy", "exit", False),
+        (Ending(exit_code=0, oom_kills=1), None, None, True),
+        (Ending(exit_code=1, oom_kills=1), "policy", "exit", True),
+        (Ending(signal=15, oom_kills=1), "policy", "signal", True),
         (Ending(signal=9), "policy", "signal", False),
         (Ending(exit_code=137), "policy", "exit", False),
-        (Ending(signal=9, timed_out=1.0, killed="timeout", oom_kills=1), "policy", "timeout", False),
-        (Ending(signal=9, killed="it was cancelled", oom_kills=1), "policy", "killed", False),
+        (Ending(signal=9, timed_out=1.0, killed="timeout", oom_kills=1), "policy", "timeout", True),
+        (Ending(signal=9, killed="it was cancelled", oom_kills=1), "policy", "killed", True),
         (Ending(exit_code=0, killed="too late"), None, None, False),
         (Ending(lost="the guest is gone", timed_out=1.0), "infra", "lost", False),
         (Ending(exit_code=0, output_error="no space"), "infra", "output", False),
@@ -33,6 +35,13 @@ def test_an_end_is_judged_by_what_was_seen(end: Ending, label: str | None, reaso
     assert (fault.label if fault else None, fault.reason if fault else None) == (label, reason)
     assert verdict.oom is oom
     assert fault is None or fault.evidence
+
+
+def test_a_kill_that_may_have_struck_another_command_says_so():
+    for shared in (False, True):
+        fault = judge(Ending(signal=9, oom_kills=1, shared=shared)).fault
+        assert fault is not None
+        assert ("other commands" in fault.evidence) is shared
 
 
 @pytest.mark.parametrize(

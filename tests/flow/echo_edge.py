@@ -78,6 +78,7 @@ class EchoEdge:
         self.fabric = fabric
         self.room = room
         self.refuse = False
+        self.images = ["debian", "python"]
         self.draining = False
         self.garbage = b""
         self.boot = "boot-1"
@@ -105,7 +106,7 @@ class EchoEdge:
                     boot=self.boot,
                     sequence=self.sequence,
                     backends=["container"],
-                    images=["debian", "python"],
+                    images=self.images,
                     load=EdgeLoad(
                         cpu_total=64.0,
                         memory_total_bytes=256 * GIB,

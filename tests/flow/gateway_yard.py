@@ -11,6 +11,7 @@ import httpx
 
 from cloudyard.control.gateway import Gateway
 from cloudyard.control.service import Address, ControlConfig, open_yard, serve_control
+from cloudyard.control.store_keeper import OwnStore
 from cloudyard.core.iam import Grant, hash_token
 from cloudyard.fabric import Fabric
 from cloudyard.model import ProjectId
@@ -58,9 +59,9 @@ async def gateway(server: NatsServer) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def served(server: NatsServer) -> AsyncIterator[Address]:
+async def served(server: NatsServer, own_store: OwnStore | None = None) -> AsyncIterator[Address]:
     """The address of a gateway on a real socket."""
     async with anyio.create_task_group() as tasks:
         config = ControlConfig(nats_url=server.url, credentials=server.credentials(), port=0, grants=GRANTS)
-        yield await tasks.start(serve_control, config)
+        yield await tasks.start(serve_control, config, own_store)
         tasks.cancel_scope.cancel()

@@ -244,15 +244,50 @@ async def test_more_commands_than_the_guest_holds_wait_their_turn(box: Box):
     assert sorted(codes) == sorted(number % 7 for number in range(400))
 
 
-async def test_an_out_of_memory_kill_is_named_and_counted_once(box: Box):
-    box.instance.oom_kills = 1
-    done = await box.run("kill -9 $$")
+async def kill_for_memory(box: Box, info: CommandInfo) -> None:
+    """As the kernel does, once the command runs."""
+    await until_output(box, info.command_id, b"runs")
+    box.instance.killed_for_memory += 1
+
+
+async def test_an_out_of_memory_kill_is_of_the_command_in_whose_time_it_was(box: Box):
+    info = await box.start("echo runs; read x; kill -9 $$", keep_stdin=True)
+    await kill_for_memory(box, info)
+    await box.do(SendStdin(command_id=info.command_id, data=b"\n"))
+    done = await box.wait(info.command_id)
     assert done.oom
     assert done.fault is not None
     assert done.fault.reason == "oom"
     assert "oom_kill" in done.fault.evidence
+    assert "other commands" not in done.fault.evidence
+    box.instance.killed_for_memory += 1  # nothing of ours ran
     again = await box.run("sh -c 'kill -9 $$'; exit 137")
     assert not again.oom
+    assert again.fault is not None
+    assert again.fault.reason == "exit"
+
+
+async def test_a_command_that_ends_well_although_memory_ran_out_has_no_fault(box: Box):
+    info = await box.start("echo runs; read x", keep_stdin=True)
+    await kill_for_memory(box, info)
+    await box.do(SendStdin(command_id=info.command_id, data=b"\n"))
+    done = await box.wait(info.command_id)
+    assert (done.exit_code, done.oom, done.fault) == (0, True, None)
+    after = await box.run("kill -9 $$")
+    assert not after.oom
+    assert after.fault is not None
+    assert after.fault.reason == "signal"
+
+
+async def test_an_out_of_memory_kill_while_several_commands_ran_says_so(box: Box):
+    first = await box.start("echo runs; read x; kill -9 $$", keep_stdin=True)
+    await box.start("sleep 1000")
+    await kill_for_memory(box, first)
+    await box.do(SendStdin(command_id=first.command_id, data=b"\n"))
+    done = await box.wait(first.command_id)
+    assert done.fault is not None
+    assert done.fault.reason == "oom"
+    assert "other commands" in done.fault.evidence
 
 
 async def until_output(box: Box, command_id: int, wanted: bytes) -> None:

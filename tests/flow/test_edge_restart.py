@@ -11,7 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloudyard.edge.records import Intent, RecordFile
+from cloudyard.edge.config import COMMANDS_LIVE_MAX
+from cloudyard.edge.records import Answer, Intent, RecordFile
 from cloudyard.edge.steps import digest_of
 from cloudyard.errors import CloudyardError, Conflict, NotFound, SandboxUnavailable
 from cloudyard.model import (
@@ -35,7 +36,7 @@ from cloudyard.model import (
     WriteFile,
 )
 from cloudyard.testing.fake_backend import FakeBackend
-from cloudyard.wire.messages import CallCreate, CallList, CallOp, raw
+from cloudyard.wire.messages import CallCreate, CallList, CallOp, encode, raw
 from flow.edge_kit import (
     BOUND_S,
     PROJECT,
@@ -131,7 +132,7 @@ async def test_results_and_keys_are_remembered(state: Path):
 
 
 async def test_steps_that_were_under_way_are_settled(state: Path):
-    run, make = Exec(command=command("echo never")), MakeDir(path=str(state / "never"))
+    gone, make = Start(command=command("echo gone")), MakeDir(path=str(state / "never"))
     async with running_edge(state) as kit:
         box = await kit.create()
         await box.run("true")
@@ -139,13 +140,15 @@ async def test_steps_that_were_under_way_are_settled(state: Path):
         now = kit.edge.yard.clock.monotonic()
         path = str(state / "written")
         write = WriteFile(path=path, data=b"x")
-        file.append(Intent(10, "run", digest_of(run), "exec", now, run.command))
+        file.append(Intent(10, "gone", digest_of(gone), "start", now, gone.command))
+        started = CommandInfo(step=10, command_id=10, running=True, pid=77)
+        file.append(Answer(10, "gone", digest_of(gone), encode(started)))
         file.append(Intent(11, "make", digest_of(make), "make_dir", now))
         file.append(Intent(12, "write", digest_of(write), "write_file", now))
     async with running_edge(state) as kit:
         box = again(kit, box)
-        lost = await box.get(ExecResult, run, key="run")
-        assert lost.replayed
+        assert (await box.get(CommandInfo, gone, key="gone")).replayed
+        lost = await box.wait(10)
         assert lost.fault is not None
         assert (lost.fault.label, lost.fault.reason) == ("infra", "lost")
         for _ in range(2):
@@ -156,6 +159,67 @@ async def test_steps_that_were_under_way_are_settled(state: Path):
         info = await box.get(FileInfo, write, key="write")
         assert not info.replayed
         assert Path(path).read_bytes() == b"x"
+        await kit.edge.stop_all()
+
+
+async def test_a_command_that_never_reached_the_guest_is_started_once(state: Path):
+    ran = state / "ran"
+    run = Exec(command=command("cat >> $RAN; echo out", stdin=b"run\n", env={"RAN": str(ran)}))
+    start = Start(command=command("echo start >> $RAN; kill -9 $$", env={"RAN": str(ran)}))
+    async with running_edge(state) as kit:
+        box = await kit.create()
+        await box.run("true")
+        file = record_file(kit, box)
+        now = kit.edge.yard.clock.monotonic()
+        file.append(Intent(10, "run", digest_of(run), "exec", now - 100, run.command, 0))
+        file.append(Intent(11, "start", digest_of(start), "start", now, start.command, 0))
+        box.instance.killed_for_memory = 1  # before they ran
+    for _ in range(2):
+        async with running_edge(state) as kit:
+            box = again(kit, box)
+            done = await box.get(ExecResult, run, key="run")
+            assert (done.step, done.replayed, done.stdout, done.exit_code) == (10, True, b"out\n", 0)
+            assert done.stalled_s >= 100
+            info = await box.get(CommandInfo, start, key="start")
+            assert (info.step, info.replayed) == (11, True)
+            killed = await box.wait(info.command_id)
+            assert (killed.signal, killed.oom) == (9, False)
+            assert sorted(ran.read_text().split()) == ["run", "start"]
+    async with running_edge(state) as kit:
+        await kit.edge.stop_all()
+
+
+async def test_more_commands_that_never_reached_the_guest_than_it_holds_all_run(state: Path):
+    ran = state / "ran"
+    run = Exec(command=command("echo $$ >> $RAN", env={"RAN": str(ran)}))
+    numbers = range(10, 10 + COMMANDS_LIVE_MAX + 50)
+    async with running_edge(state) as kit:
+        box = await kit.create()
+        file = record_file(kit, box)
+        now = kit.edge.yard.clock.monotonic()
+        for number in numbers:
+            file.append(Intent(number, f"k{number}", digest_of(run), "exec", now, run.command, 0))
+    async with running_edge(state) as kit:
+        box = again(kit, box)
+        for number in numbers:
+            assert (await box.get(ExecResult, run, key=f"k{number}")).exit_code == 0
+        assert len(ran.read_text().split()) == len(numbers)
+        await kit.edge.stop_all()
+
+
+async def test_a_command_whose_key_a_later_step_has_is_not_started(state: Path):
+    run = Exec(command=command("exit 3"))
+    async with running_edge(state) as kit:
+        box = await kit.create()
+        file = record_file(kit, box)
+        now = kit.edge.yard.clock.monotonic()
+        file.append(Intent(10, "k", digest_of(run), "exec", now, run.command, 0))
+        file.append(Intent(11, "k", digest_of(run), "exec", now, run.command, 0))
+    async with running_edge(state) as kit:
+        box = again(kit, box)
+        lost, done = await box.wait(10), await box.wait(11)
+        assert lost.fault is not None
+        assert (lost.fault.reason, done.exit_code) == ("lost", 3)
         await kit.edge.stop_all()
 
 

@@ -163,6 +163,26 @@ async def test_when_no_edge_has_room_the_caller_is_told_when_to_try_again(server
         assert error["hint"]
 
 
+async def test_an_image_is_known_as_soon_as_it_is_built(server: NatsServer) -> None:
+    async with echo_edge(server, "e1") as one, echo_edge(server, "e2"), gateway(server) as client:
+        await hears(client, ["e1", "e2"])
+        one.images = ["debian", "fresh"]
+        answer = await create(client, image="fresh")
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["edge"] == "e1"
+
+
+async def test_an_image_that_nobody_has_is_refused_once_every_edge_was_heard_again(
+    server: NatsServer,
+) -> None:
+    async with echo_edge(server), gateway(server) as client:
+        await hears(client, ["e1"])
+        begun = anyio.current_time()
+        answer = await create(client, image="nobodys")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "image_not_found")
+        assert anyio.current_time() - begun < 1.3
+
+
 async def test_capacity_under_a_burst_is_never_exceeded(server: NatsServer) -> None:
     """Elsewhere overcommit was ignored under concurrency: stale metrics, no reservation."""
     async with echo_edge(server, room=5) as edge, gateway(server) as client:

@@ -23,12 +23,14 @@ pytestmark = pytest.mark.live
 
 
 @contextmanager
-def external_nats(store: Path) -> Iterator[str]:
+def external_nats(store: Path, *, jetstream: bool = True) -> Iterator[str]:
     """A nats-server that is not the yard's."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(find_nats_server()), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store)]
+    command = [str(find_nats_server()), "-a", "127.0.0.1", "-p", str(port)]
+    if jetstream:
+        command += ["-js", "-sd", str(store)]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield f"nats://127.0.0.1:{port}"
@@ -80,6 +82,8 @@ def test_a_taken_port_is_named_with_its_owner_and_nothing_is_left(yard: TestYard
     assert done.returncode == 1
     assert f"Port {yard.port} on 127.0.0.1 is in use by" in done.stderr
     assert f"process {os.getpid()}" in done.stderr
+    assert not yard.state.exists()
+    assert not (yard.directory / "run").exists()
 
 
 def test_up_after_the_supervisor_was_killed_adopts_what_runs(yard: TestYard) -> None:
@@ -145,11 +149,10 @@ async def test_an_external_nats_serves_as_well_as_the_yards_own(yard: TestYard) 
 
 @contextmanager
 def full_disk(directory: Path) -> Iterator[None]:
-    """The directory on a file system without room for another file."""
+    """The directory on a file system with hardly any room."""
     directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "tmpfs", directory], check=True)
     try:
-        (directory / "filler").write_bytes(b"x" * 65536)
         yield
     finally:
         subprocess.run(["umount", directory], check=True)
@@ -161,7 +164,94 @@ def test_a_full_disk_is_named_and_nothing_is_started(yard: TestYard) -> None:
         assert done.returncode == 1
         assert f"0 MiB free in {yard.state}" in done.stderr
         assert "--state" in done.stderr
-        assert sorted(path.name for path in yard.state.iterdir() if path.stat().st_size) == ["filler"]
+        assert list(yard.state.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--state", "--run"])
+def test_a_directory_that_holds_something_else_is_refused_and_left_as_it_was(
+    yard: TestYard, option: str
+) -> None:
+    theirs = yard.directory / "theirs"
+    theirs.mkdir(mode=0o755)
+    (theirs / "notes.txt").write_text("not a yard's")
+    before = theirs.stat()
+    done = yard.up(option, str(theirs))
+    assert done.returncode == 1
+    assert f"{option} {theirs} is not empty and is no yard's" in done.stderr
+    after = theirs.stat()
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert not yard.state.exists()
+
+
+def test_down_leaves_directories_that_were_there_before_with_what_others_put_into_them(
+    yard: TestYard,
+) -> None:
+    run = yard.directory / "run"
+    for directory in (yard.state, run):
+        directory.mkdir(mode=0o755)
+    assert yard.up().returncode == 0
+    (run / "notes.txt").write_text("not a yard's")
+    assert stat.S_IMODE(yard.state.stat().st_mode) == 0o755
+    assert yard.down("--purge").returncode == 0
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    assert list(yard.state.iterdir()) == []
+
+
+def test_the_run_directory_of_another_yard_is_refused(yard: TestYard) -> None:
+    assert yard.up().returncode == 0
+    other = yard.directory / "other"
+    done = yard.call("up", "--state", str(other), "--run", str(yard.directory / "run"))
+    assert done.returncode == 1
+    assert f"belongs to the yard in {yard.state}" in done.stderr
+    assert not other.exists()
+    assert yard.pids()
+
+
+def test_a_directory_that_others_can_write_to_is_refused(yard: TestYard) -> None:
+    yard.state.mkdir()
+    yard.state.chmod(0o777)
+    done = yard.up()
+    assert done.returncode == 2
+    assert "written to by other users" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--url", "foo"), "'foo' is no address of NATS"),
+        (("--url", "http://127.0.0.1:4222"), "is no address of NATS"),
+        (("--url", "nats://127.0.0.1:1"), "No NATS listens at 127.0.0.1:1"),
+        (("--host", "nosuch.invalid"), "'nosuch.invalid' cannot be resolved"),
+        (("--host", "192.0.2.1"), "no address of this machine"),
+        (("--host", ""), "--host"),
+        (("--cpu-overcommit", "-1"), "--cpu-overcommit is -1"),
+        (("--memory-overcommit", "nan"), "--memory-overcommit is nan"),
+        (("--port", "0"), "--port is 0"),
+    ],
+)
+def test_an_option_that_cannot_work_is_named_and_nothing_is_left(
+    yard: TestYard, words: tuple[str, ...], said: str
+) -> None:
+    done = yard.up(*words)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in yard.directory.iterdir() if path.name in ("state", "run")) == []
+
+
+def test_a_run_directory_around_the_images_is_refused(yard: TestYard) -> None:
+    done = yard.up("--run", str(yard.depot.parent))
+    assert done.returncode == 2
+    assert "which cloudyard down removes" in done.stderr
+
+
+def test_a_first_up_that_fails_leaves_no_file(yard: TestYard, tmp_path: Path) -> None:
+    with external_nats(tmp_path / "nats", jetstream=False) as url:
+        done = yard.up("--url", url)
+    assert done.returncode == 1
+    assert "did not come up" in done.stderr
+    assert not yard.state.exists()
+    assert not (yard.directory / "run").exists()
 
 
 def test_a_state_directory_that_is_a_file_is_named(yard: TestYard) -> None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,8 @@ PORT_DEFAULT = 8470
 EDGE_DEFAULT = "e1"
 CPU_OVERCOMMIT = 100.0  # a sandbox waits for its model most of the time
 MEMORY_OVERCOMMIT = 4.0  # and uses a small part of what it may
+OVERCOMMIT_MIN = 0.01
+OVERCOMMIT_MAX = 10_000.0
 SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
 RUN_PATH_MAX = (
     SOCKET_PATH_MAX - 47
@@ -138,7 +141,8 @@ def make_config(
     """A configuration from what `up` was told, with the rest filled in.
 
     Raises:
-        InvalidRequest: a path is too long for sockets, a port is none.
+        InvalidRequest: a path is too long for sockets, directories lie in one another, or a number or URL is
+            none that can work.
     """
     state = Path(os.path.abspath(state))
     if run is None:
@@ -151,20 +155,66 @@ def make_config(
             code="run_path_too_long",
             hint=f"Give one of at most {RUN_PATH_MAX} bytes with --run.",
         )
+    depot = Path(os.path.abspath(depot)) if depot else state / "depot"
+    _refuse_overlap(state, run, depot)
     if not 0 < port < 65536:
         raise InvalidRequest(
             f"--port is {port}, which is no port.", code="bad_port", hint="Between 1 and 65535."
         )
+    _refuse_overcommit("--cpu-overcommit", cpu_overcommit)
+    _refuse_overcommit("--memory-overcommit", memory_overcommit)
+    if nats_url:
+        _refuse_nats_url(nats_url)
     return YardConfig(
         state=str(state),
         run=str(run),
-        depot=str(Path(os.path.abspath(depot)) if depot else state / "depot"),
+        depot=str(depot),
         host=host,
         port=port,
         nats_url=nats_url,
         cpu_overcommit=cpu_overcommit,
         memory_overcommit=memory_overcommit,
     )
+
+
+def _refuse_overlap(state: Path, run: Path, depot: Path) -> None:
+    """What lies in the run directory goes with `down`, what lies in the state directory with a purge."""
+    for name, path in (("state", state), ("depot", depot)):
+        if path.is_relative_to(run):
+            raise InvalidRequest(
+                f"The {name} directory {path} lies in the run directory {run}, which cloudyard down removes.",
+                code="directories_overlap",
+                hint="Give --run a directory of its own, such as one below /run.",
+            )
+    if state.is_relative_to(depot):
+        raise InvalidRequest(
+            f"The state directory {state} lies in the depot {depot}.",
+            code="directories_overlap",
+            hint="Give --state or --depot a directory of its own.",
+        )
+
+
+def _refuse_overcommit(option: str, value: float) -> None:
+    if not OVERCOMMIT_MIN <= value <= OVERCOMMIT_MAX:  # nor if it is no number
+        raise InvalidRequest(
+            f"{option} is {value:g}.",
+            code="bad_overcommit",
+            hint=f"Between {OVERCOMMIT_MIN:g} and {OVERCOMMIT_MAX:g}; 1 promises no more than there is.",
+        )
+
+
+def _refuse_nats_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise InvalidRequest(
+            f"--url {url.rpartition('@')[2]!r} is no address of NATS.",
+            code="bad_nats_url",
+            hint="Write it like nats://host:4222, or tls://host:4222.",
+        )
 
 
 def load_config(state: Path) -> YardConfig:

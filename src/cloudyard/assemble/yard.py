@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -22,7 +21,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from cloudyard.assemble import children, supervisor
+from cloudyard.assemble import children, network, places, supervisor
 from cloudyard.assemble.children import ChildPlan
 from cloudyard.assemble.config import (
     ClientFile,
@@ -80,25 +79,16 @@ def need_root(doing: str) -> None:
 
 
 def prepare(config: YardConfig, *, owner: tuple[int, int]) -> None:
-    """Make the yard's directories, passwords and token where they are missing, and keep the configuration.
+    """Make the directories, passwords and token that a yard lacks in the directories it took, and keep its
+    configuration.
 
     Args:
         config: the yard.
         owner: uid and gid of whoever may read the client file.
     """
     paths = config.paths
-    paths.state.mkdir(parents=True, exist_ok=True)
-    paths.state.chmod(0o700 if owner[0] == 0 else 0o711)  # the owner of the client file has to reach it
-    for directory in (
-        paths.edge,
-        paths.logs,
-        paths.nats_data.parent,
-        paths.nats_data,
-        paths.run,
-        paths.children,
-    ):
+    for directory in (paths.edge, paths.logs, paths.nats_data.parent, paths.nats_data, paths.children):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
     paths.depot.mkdir(parents=True, exist_ok=True)
     save_config(config)
     make_secrets(config)
@@ -110,26 +100,59 @@ def prepare(config: YardConfig, *, owner: tuple[int, int]) -> None:
     write_private(paths.client, text + b"\n", owner=owner)
 
 
+@contextmanager
+def taken(config: YardConfig, *, owner: tuple[int, int]) -> Iterator[bool]:
+    """Have the yard's directories, and be the only one at work on it, within the context. What was taken now
+    is given back if that ends with an error. Gives whether the yard's supervisor runs already.
+
+    Raises:
+        Conflict: a directory is not ours to take; or another `up` or `down` is at work.
+        InvalidRequest: a directory cannot be used.
+        LimitExceeded: the disk is full.
+    """
+    mode = 0o700 if owner[0] == 0 else 0o711  # the owner of the client file has to reach it
+    with translated(config.paths.state):
+        fresh = places.take(config, mode=mode)
+    try:
+        with changing(config.paths):
+            yield supervisor.is_locked(config.paths.supervisor_lock)
+    except BaseException:
+        places.give_back(config.paths, fresh)
+        raise
+
+
+async def make_ready(config: YardConfig, *, owner: tuple[int, int]) -> YardConfig:
+    """Everything that a supervisor needs, in directories that were taken. Gives the final configuration.
+
+    Raises:
+        CloudyardError: the gateway cannot listen where it should, the external NATS is not there, or the
+            kernel refuses to write the files.
+    """
+    config = settle(config)
+    if not children.find(_plan(config, "control")):
+        network.refuse_taken_port(config.host, config.port)
+    if config.nats_url:
+        await network.refuse_silent_nats(config.nats_url)
+    with translated(config.paths.state):
+        prepare(config, owner=owner)
+    return config
+
+
 async def raise_yard(config: YardConfig, *, owner: tuple[int, int], say: Say) -> bool:
     """Have the yard running and answering. Gives False when it was running already.
 
     Raises:
         Forbidden: not root. Conflict: it runs with other settings, or its port is taken. YardUnavailable: it
-            did not come up; the message has the last words of what failed. Nothing is left running.
+            did not come up; the message has the last words of what failed. Nothing is left running, and of
+            a first `up` no file either.
     """
     need_root("Starting a yard")
-    with translated(config.paths.state):
-        config.paths.state.mkdir(parents=True, exist_ok=True)
-    with changing(config.paths):
-        if supervisor.is_locked(config.paths.supervisor_lock):
+    with taken(config, owner=owner) as running:
+        if running:
             _same_settings(config)
             await wait_ready(config, say=say)
             return False
-        config = settle(config)
-        if not children.find(_plan(config, "control")):
-            refuse_taken_port(config.host, config.port)
-        with translated(config.paths.state):
-            prepare(config, owner=owner)
+        config = await make_ready(config, owner=owner)
         try:
             process = _start_supervisor(config)
             await wait_ready(config, say=say, process=process)
@@ -157,10 +180,10 @@ async def lower_yard(config: YardConfig, *, say: Say, purge: bool = False) -> li
             removed = await clear_node(config)
         say("checking that nothing is left")
         await _wait_nothing_left(config)
-        shutil.rmtree(config.paths.run, ignore_errors=True)
+        places.remove_run(config.paths)
         if purge:
             say("removing its files")
-            _remove_state(config)
+            places.remove_state(config.paths, images=True)
     return removed
 
 
@@ -224,57 +247,11 @@ def settle(config: YardConfig) -> YardConfig:
     except CloudyardError:
         port = 0
     kept = msgspec.structs.replace(config, nats_port=port)
-    if port and (children.find(_plan(kept, "nats")) or _is_free("127.0.0.1", port)):
+    if port and (children.find(_plan(kept, "nats")) or network.is_free("127.0.0.1", port)):
         return kept
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return msgspec.structs.replace(config, nats_port=int(probe.getsockname()[1]))
-
-
-def refuse_taken_port(host: str, port: int) -> None:
-    """Refuse a port that somebody has.
-
-    Raises:
-        Conflict: somebody listens there; names the process when it can be seen.
-    """
-    if not _is_free(host, port):
-        who = _listener(port)
-        raise Conflict(
-            f"Port {port} on {host} is in use{f' by {who}' if who else ''}.",
-            code="port_in_use",
-            hint="Give the gateway another one with --port.",
-        )
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def _listener(port: int) -> str:
-    """Which process listens on a TCP port, if we may see it."""
-    listening = "0A"
-    inodes = {
-        fields[9]
-        for table in ("/proc/net/tcp", "/proc/net/tcp6")
-        for fields in (line.split() for line in Path(table).read_text().splitlines()[1:])
-        if fields[3] == listening and int(fields[1].rpartition(":")[2], 16) == port
-    }
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            target = os.readlink(entry)
-        except OSError:
-            continue  # it ended or closed it while we looked
-        if target.removeprefix("socket:[").removesuffix("]") in inodes:
-            pid = entry.parts[2]
-            return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})"
-    return ""
 
 
 def _start_supervisor(config: YardConfig) -> subprocess.Popen[bytes]:
@@ -389,14 +366,3 @@ def leftovers(config: YardConfig) -> list[str]:
         if where.startswith((f"{config.run}/", f"{config.state}/")):
             found.append(f"mount {where}")
     return found
-
-
-def _remove_state(config: YardConfig) -> None:
-    """Remove what a yard keeps in its state directory; the directory too, if nothing else is in it."""
-    paths = config.paths
-    for directory in (paths.edge, paths.logs, paths.nats_data.parent, paths.state / "depot"):
-        shutil.rmtree(directory, ignore_errors=True)
-    for file in (paths.client, paths.supervisor_lock, paths.config, paths.change_lock):
-        file.unlink(missing_ok=True)
-    with suppress(OSError):  # somebody keeps something else in it
-        paths.state.rmdir()

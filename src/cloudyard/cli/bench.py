@@ -20,12 +20,14 @@ from cloudyard.cli.benchmarks.floors import BubblewrapFloor
 from cloudyard.cli.benchmarks.measures import MEASURES, QUICK, Bench, Plan, measure
 from cloudyard.cli.benchmarks.report import Metric, Report
 from cloudyard.cli.benchmarks.yard import own_yard
-from cloudyard.cli.images import DEPOT_DEFAULT
-from cloudyard.errors import Forbidden, NotFound, YardUnavailable
+from cloudyard.cli.images import local_depot
+from cloudyard.errors import Forbidden, InvalidRequest, NotFound, YardUnavailable
 from cloudyard.images.build import build_debian
 from cloudyard.images.depot import BUILD_HINT, Depot
 from cloudyard.sdk.client import connect
 
+SECONDS_MIN = 1.0
+SECONDS_MAX = 3600.0
 IMAGE_DEFAULT = "debian"
 
 
@@ -33,15 +35,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare what `bench` takes."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--only", choices=sorted(MEASURES), metavar="NAME", default="", help="one metric")
-    parser.add_argument("--seconds", type=float, metavar="S", help="length of a rate's measurement (60)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help=f"length of a rate's measurement, {SECONDS_MIN:g} to {SECONDS_MAX:g} (60)",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer samples and sandboxes")
     parser.add_argument("--image", default="", help=f"image of the sandboxes ({IMAGE_DEFAULT})")
     parser.add_argument(
         "--depot",
         type=Path,
-        default=DEPOT_DEFAULT,
         metavar="DIR",
-        help="images of a yard raised for this run",
+        help="images of a yard raised for this run (this machine's; if it has none, one is built)",
     )
 
 
@@ -50,6 +56,12 @@ def run(args: Namespace) -> int:
     console = Console(stderr=True, quiet=args.json and not os.isatty(2))
     plan = QUICK if args.quick else Plan()
     if args.seconds is not None:
+        if not SECONDS_MIN <= args.seconds <= SECONDS_MAX:  # nan neither
+            raise InvalidRequest(
+                f"A rate cannot be measured for {args.seconds:g} s.",
+                code="bad_seconds",
+                hint=f"Give --seconds a number from {SECONDS_MIN:g} to {SECONDS_MAX:g}.",
+            )
         plan = replace(plan, seconds=args.seconds)
     load = [round(value, 2) for value in os.getloadavg()]
     with ExitStack() as stack:
@@ -88,12 +100,20 @@ def _raised(args: Namespace, console: Console) -> Iterator[Path]:
             code="needs_root",
             hint="Run it with sudo, or name a yard: set CLOUDYARD_URL and CLOUDYARD_TOKEN.",
         )
-    depot = Depot(args.depot)
-    if not depot.names() and not args.image:
-        console.print(f"Building the image {IMAGE_DEFAULT} in {args.depot} (once) ...")
-        build_debian(depot, IMAGE_DEFAULT, packages=["python3"])
-    console.print("Raising a yard for this run ...")
-    with own_yard(args.depot) as client_file:
+    depot: Path | None = args.depot
+    if depot is None and Depot(local_depot()).names():
+        depot = local_depot()
+
+    def fill(place: Path) -> None:
+        if not Depot(place).names() and not args.image:
+            kept = "is kept" if depot else "goes after this run"
+            console.print(
+                f"Building the image {IMAGE_DEFAULT} in {place}, which takes about a minute; it {kept} ..."
+            )
+            build_debian(place, IMAGE_DEFAULT, packages=["python3"])
+        console.print("Raising a yard for this run ...")
+
+    with own_yard(depot, fill) as client_file:
         yield client_file
 
 

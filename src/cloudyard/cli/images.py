@@ -1,8 +1,10 @@
-"""`cloudyard image`: build images, list them, remove them. Knows the depot and the console; needs no yard."""
+"""`cloudyard image`: build images, list them, remove them. Needs no yard, but asks the local one's
+configuration, if there is one, for its depot."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -11,10 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cloudyard.assemble.config import load_config
+from cloudyard.errors import Forbidden, InvalidRequest, NotFound
 from cloudyard.images.apt import SUITE_DEFAULT
 from cloudyard.images.build import build_debian
 from cloudyard.images.depot import BUILD_HINT, Depot
 from cloudyard.model import MIB
+from cloudyard.sdk.config import local_client_file
 
 DEPOT_DEFAULT = Path("/var/lib/cloudyard/depot")
 _ID_SHOWN = 12  # characters of a layer's name, enough to tell layers apart
@@ -36,13 +41,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     remove.add_argument("name", nargs="+", help="name of an image")
     for action in (build, listing, remove):
         action.add_argument(
-            "--depot", type=Path, default=DEPOT_DEFAULT, metavar="DIR", help=f"the depot ({DEPOT_DEFAULT})"
+            "--depot",
+            type=Path,
+            metavar="DIR",
+            help=f"the depot (that of the local yard, which CLOUDYARD_CLIENT_FILE may name; {DEPOT_DEFAULT})",
         )
 
 
 def run(args: Namespace) -> int:
     """Do what was asked."""
-    depot = Depot(args.depot)
+    depot = Depot(args.depot or local_depot())
     match args.action:
         case "build":
             _build(depot, args)
@@ -53,6 +61,31 @@ def run(args: Namespace) -> int:
                 freed = depot.remove(name)
                 print(f"Removed {name}; {freed / MIB:.0f} MiB freed.")
     return 0
+
+
+def local_depot() -> Path:
+    """The depot of the yard that the local client file belongs to, DEPOT_DEFAULT if there is no such yard.
+
+    Raises:
+        Forbidden: this user may not read where that yard keeps its images.
+        InvalidRequest: the yard's configuration is damaged.
+    """
+    state = local_client_file().absolute().parent
+    try:
+        return load_config(state).paths.depot
+    except NotFound:
+        return DEPOT_DEFAULT
+    except InvalidRequest as exc:
+        if not isinstance(exc.__cause__, PermissionError):
+            raise
+        usual = state / "depot"  # only root may read the configuration, images may be seen by others
+        if os.path.isdir(usual):
+            return usual
+        raise Forbidden(
+            f"Where the yard in {state} keeps its images is for its owner to know.",
+            code="depot_unknown",
+            hint="Run it with sudo, or name the depot with --depot.",
+        ) from exc
 
 
 def _build(depot: Depot, args: Namespace) -> None:
@@ -70,7 +103,7 @@ def _build(depot: Depot, args: Namespace) -> None:
 
         image = build_debian(depot, args.name, packages=args.package, suite=args.suite, progress=progress)
     took = time.monotonic() - started
-    print(f"Built {image.name}: {image.size_bytes / MIB:.0f} MiB in {took:.0f} s.")
+    print(f"Built {image.name}: {image.size_bytes / MIB:.0f} MiB in {took:.0f} s, in {depot.path}.")
 
 
 def _list(depot: Depot, *, as_json: bool) -> None:

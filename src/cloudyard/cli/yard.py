@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cloudyard.assemble import children, supervisor, yard
+from cloudyard.assemble import children, places, supervisor, yard
 from cloudyard.assemble.config import (
     CPU_OVERCOMMIT,
     HOST_DEFAULT,
@@ -86,6 +86,8 @@ def run_up(args: Namespace) -> int:
         cpu_overcommit=args.cpu_overcommit,
         memory_overcommit=args.memory_overcommit,
     )
+    with yard.translated(config.paths.state):
+        places.refuse_foreign(config.paths)
     _refuse_lacks(config)
     owner = invoking_user(os.environ)
     if args.foreground:
@@ -115,6 +117,8 @@ def run_down(args: Namespace) -> int:
         config = load_config(args.state)
     except NotFound:
         print(f"There is no yard in {args.state}: nothing to stop.")
+        if args.purge:
+            places.forget(args.state)
         return 0
     with _progress(quiet=False) as say:
         removed = anyio.run(partial(yard.lower_yard, config, say=say, purge=args.purge))
@@ -181,11 +185,15 @@ def _stay(config: YardConfig, owner: tuple[int, int]) -> int:
             code="yard_running",
             hint="Stop it first with cloudyard down.",
         )
-    settled = yard.settle(config)
-    yard.prepare(settled, owner=owner)
+    settled = anyio.run(partial(_ready, config, owner))
     print(f"The gateway will be at {settled.url}; Ctrl-C ends the yard's processes, sandboxes go on.")
     anyio.run(supervisor.supervise, settled, children.plans(settled))
     return 0
+
+
+async def _ready(config: YardConfig, owner: tuple[int, int]) -> YardConfig:
+    with yard.taken(config, owner=owner):
+        return await yard.make_ready(config, owner=owner)
 
 
 @contextmanager

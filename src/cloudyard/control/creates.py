@@ -234,7 +234,7 @@ class _Attempt:
         self._edges = edges
         self._placer = placer
         self._refused_by: set[EdgeId] = set()
-        self._refusal = ""
+        self._refusal: CloudyardError | None = None
         self.spec_hash = sha256(_encode_ordered(spec)).hexdigest()
 
     def claim(self, sandbox: SandboxId, *, made: bool = False) -> Claim:
@@ -265,7 +265,7 @@ class _Attempt:
                 raise
             held = False
             self._refused_by.add(edge)
-            self._refusal = exc.message
+            self._refusal = exc
             raise _Refused from exc
         except CloudyardError:
             held = False
@@ -296,13 +296,13 @@ class _Attempt:
         )
 
     def crowded(self) -> LimitExceeded:
-        return LimitExceeded(
-            f"No edge has room for another sandbox now; {len(self._refused_by)} refused it, "
-            f"the last one because: {self._refusal}",
-            code="no_capacity",
-            hint="Stop sandboxes that are no longer needed, or try again later.",
-            retry_safe=True,
-        )
+        refusal, message = self._refusal, "No edge has room for another sandbox now."
+        hint = "Stop sandboxes that are no longer needed, or try again later."
+        if refusal is not None:
+            message = f"{message} {len(self._refused_by)} refused it, the last one because: {refusal.message}"
+            if refusal.code.endswith("disk_full"):
+                hint = refusal.hint or "Free disk space on the node."
+        return LimitExceeded(message, code="no_capacity", hint=hint, retry_safe=True)
 
 
 def _same_spec(claim: Claim, attempt: _Attempt, key: str) -> None:

@@ -233,10 +233,13 @@ async def list_images(yard: TheYard, request: Call) -> ImageList:
 
 
 class Health(msgspec.Struct, frozen=True):
-    """That the gateway answers, and which edges it hears. Needs no token."""
+    """That the gateway answers, and which edges it hears. Needs no token. `store` is false while nothing can
+    be written, as after a full disk: then nothing new can be made, and what runs goes on.
+    """
 
     ok: bool
     edges: list[str]
+    store: bool
 
 
 @get(
@@ -247,7 +250,7 @@ class Health(msgspec.Struct, frozen=True):
 )
 async def health(yard: TheYard) -> Health:
     edges = [str(edge) for edge in yard.health()]
-    return Health(ok=bool(edges), edges=edges)
+    return Health(ok=bool(edges), edges=edges, store=yard.store_works())
 
 
 def router() -> Router:

@@ -18,6 +18,7 @@ from cloudyard.control.creates import Creates
 from cloudyard.control.edges import Edges
 from cloudyard.control.gateway import Gateway
 from cloudyard.control.placer import Placer
+from cloudyard.control.store_keeper import OwnStore, keep_store
 from cloudyard.control.watcher import Watcher
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import Grant
@@ -61,9 +62,17 @@ class Address(Struct, frozen=True):
 
 
 async def serve_control(
-    config: ControlConfig, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED
+    config: ControlConfig,
+    own_store: OwnStore | None = None,
+    *,
+    task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the control part of a yard until cancelled; ready when `task_status` gives the address.
+
+    Args:
+        config: what it is told.
+        own_store: the NATS server, where it is this yard's own and may be started again.
+        task_status: told the address.
 
     Waits for NATS for as long as it takes. Stops within STOP_S: no new requests, a grace for those under way,
     then the end.
@@ -78,6 +87,7 @@ async def serve_control(
             Fabric.connect(config.nats_url, config.credentials, name="control") as fabric,
             anyio.create_task_group() as tasks,
         ):
+            tasks.start_soon(keep_store, fabric, own_store)
             yard = await open_yard(fabric, tasks, config.grants)
             host, port = listener.getsockname()[:2]
             await _serve(Gateway(yard), listener, Address(host, port), task_status)
@@ -94,7 +104,7 @@ async def open_yard(fabric: Fabric, tasks: TaskGroup, grants: Sequence[Grant]) -
     for grant in grants:
         await tokens.issue(grant)
     await tasks.start(watcher.run)
-    return Yard(tokens=tokens, watcher=watcher, edges=edges, creates=creates)
+    return Yard(store=fabric.store, tokens=tokens, watcher=watcher, edges=edges, creates=creates)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.5  # between looks for edges that have gone silent
 SETTLE_S = 1.25 * HEARTBEAT_S  # after so long every edge that lives has been heard
+TRAVEL_S = 0.1  # a heartbeat that comes so soon after a moment may have been made before it
 FORGET_S = 24 * 3600.0  # an edge that is silent for so long is no longer listed
 
 
@@ -33,6 +34,7 @@ class Watcher:
         self._fabric = fabric
         self._fleet = fleet
         self._silent: set[EdgeId] = set()
+        self._heard = anyio.Event()
         self._settled = anyio.Event()
         self._first = anyio.Event()
 
@@ -56,6 +58,8 @@ class Watcher:
         self._fleet.hear(beat, anyio.current_time())
         self._silent.discard(edge)
         self._first.set()
+        self._heard.set()
+        self._heard = anyio.Event()
         if before is None:
             log.info("edge %s is heard (boot %s)", edge, beat.boot)
         elif before.boot != beat.boot:
@@ -92,6 +96,20 @@ class Watcher:
     async def settled(self) -> None:
         """Return once every edge that lives has had the time to be heard: about a second after the start."""
         await self._settled.wait()
+
+    async def image(self, name: str) -> None:
+        """Return once an edge has the image, or each has beaten since and said that it has not: an image may
+        be asked for right after it was built.
+        """
+        begun = anyio.current_time()
+        with anyio.move_on_after(SETTLE_S):
+            while not self._has_image(name) and any(
+                self._fleet.nodes[edge].heard_at <= begun + TRAVEL_S for edge in self.alive()
+            ):
+                await self._heard.wait()
+
+    def _has_image(self, name: str) -> bool:
+        return any(name in self._fleet.nodes[edge].beat.images for edge in self.alive())
 
     async def _settle(self) -> None:
         await anyio.sleep(SETTLE_S)

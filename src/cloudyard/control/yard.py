@@ -16,6 +16,7 @@ from cloudyard.control.edges import Edges
 from cloudyard.control.watcher import Watcher
 from cloudyard.core.iam import Grant, action_of, allow
 from cloudyard.errors import CloudyardError, YardUnavailable
+from cloudyard.fabric import StoreHealth
 from cloudyard.model import AnyOp, AnyResult, CreateRequest, EdgeId, SandboxInfo, check_key
 from cloudyard.wire.messages import (
     CallList,
@@ -33,7 +34,10 @@ LIST_S = 10.0  # an edge that has not listed its sandboxes by then is named as m
 class Yard:
     """The yard, to those who may use it."""
 
-    def __init__(self, *, tokens: Tokens, watcher: Watcher, edges: Edges, creates: Creates) -> None:
+    def __init__(
+        self, *, store: StoreHealth, tokens: Tokens, watcher: Watcher, edges: Edges, creates: Creates
+    ) -> None:
+        self._store = store
         self.tokens = tokens
         self.edges = edges
         self._watcher = watcher
@@ -49,6 +53,7 @@ class Yard:
         """Make a sandbox, or give the one that the request's key made. Raises as `Creates.create` does."""
         allow(grant, "sandbox.create")
         await self._watcher.first()
+        await self._watcher.image(request.spec.image)
         result = result_decoder.decode(
             await self._creates.create(grant.project, request.spec, key=request.key, cause=self.new_cause())
         )
@@ -111,3 +116,7 @@ class Yard:
     def health(self) -> list[EdgeId]:
         """Edges that are heard."""
         return self._watcher.alive()
+
+    def store_works(self) -> bool:
+        """Whether keys of creates and tokens can be written, as far as is known."""
+        return not self._store.suspects

@@ -14,7 +14,7 @@ from itertools import accumulate
 from msgspec import Struct
 
 from cloudyard.errors import CloudyardError, LimitExceeded, NotFound, Unsupported, YardUnavailable
-from cloudyard.model import EDGE_SILENT_S, MIB, EdgeId, EdgeLoad, Heartbeat, SandboxSpec
+from cloudyard.model import EDGE_SILENT_S, GIB, MIB, EdgeId, EdgeLoad, Heartbeat, SandboxSpec
 
 SAMPLE = 3  # edges compared for one placement
 DRAWS_MAX = 4 * SAMPLE  # draws for them, before every edge is looked at
@@ -224,9 +224,10 @@ class Fleet:
         if not any(_large_enough(beat.load, demand) for beat in offering):
             largest = max(offering, key=lambda beat: _size(beat.load)).load
             return LimitExceeded(
-                f"No edge is large enough for {demand.cpu:g} cores and {demand.memory_bytes} bytes.",
+                f"No edge is large enough for {demand.cpu:g} cores and {_shown(demand.memory_bytes)}.",
                 code="too_large",
-                hint=f"The largest has {largest.cpu_total:g} cores and {largest.memory_total_bytes} bytes.",
+                hint=f"The largest can promise {largest.cpu_total:g} cores and "
+                f"{_shown(largest.memory_total_bytes)}: ask for less.",
             )
         return LimitExceeded(
             "No edge has room for another sandbox now.",
@@ -244,6 +245,11 @@ def demand_of(spec: SandboxSpec) -> Demand:
 
 def _large_enough(load: EdgeLoad, demand: Demand) -> bool:
     return demand.cpu <= load.cpu_total and demand.memory_bytes <= load.memory_total_bytes
+
+
+def _shown(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / GIB:.4g} GiB" if size >= GIB else f"{size / MIB:.4g} MiB"
 
 
 def _size(load: EdgeLoad) -> float:

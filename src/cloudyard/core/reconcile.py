@@ -53,6 +53,8 @@ class OpenStep(Struct, frozen=True):
     """It started a command, whose id is the step's number."""
     repeatable: bool
     """Doing it twice is the same as doing it once."""
+    begun: bool = False
+    """Its command is known to have run, or may have been started again under another number."""
 
 
 class Settlement(Enum):
@@ -60,6 +62,8 @@ class Settlement(Enum):
 
     GO_ON = "go_on"
     """The guest knows its command: it goes on as if nothing had been."""
+    START = "start"
+    """The guest never heard of its command, so that it never ran: it is started now."""
     RELEASE = "release"
     """Doing it again is harmless: the key is free, and whoever repeats it runs it."""
     LOST = "lost"
@@ -67,11 +71,17 @@ class Settlement(Enum):
 
 
 def settle(steps: Iterable[OpenStep], known: Mapping[int, object] | frozenset[int]) -> dict[int, Settlement]:
-    """What becomes of each open step, given the commands that the guest knows (none when it is gone)."""
+    """What becomes of each open step, given the commands that the guest holds.
+
+    A guest that lives holds every command from EXEC until it is told that the result is on record. A command
+    of an open step that it does not hold has therefore never reached it (docs/design/steps.md).
+    """
     outcome: dict[int, Settlement] = {}
     for step in steps:
-        if step.command:
-            outcome[step.number] = Settlement.GO_ON if step.number in known else Settlement.LOST
+        if step.command and step.number in known:
+            outcome[step.number] = Settlement.GO_ON
+        elif step.command:
+            outcome[step.number] = Settlement.LOST if step.begun else Settlement.START
         else:
             outcome[step.number] = Settlement.RELEASE if step.repeatable else Settlement.LOST
     return outcome

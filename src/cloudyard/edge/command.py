@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from cloudyard.edge.clock import Timer
 from cloudyard.edge.history import output_name
 from cloudyard.edge.output import Stream
-from cloudyard.edge.records import Counted, Ended
+from cloudyard.edge.records import Ended
 from cloudyard.edge.stdin import Stdin
 from cloudyard.edge.steps import Step
-from cloudyard.edge.translate import command_info
+from cloudyard.edge.translate import acknowledgement, command_info
 from cloudyard.edge.verdict import Ending, NotStarted, Verdict
 from cloudyard.model import CommandInfo, CommandSpec, ExecResult, StreamName
-from cloudyard.wire.guest import STDERR, Frame, Tag
+from cloudyard.wire.guest import STDERR, STDOUT, Frame, Tag
 
 MICRO = 1e-6
 
@@ -31,11 +31,13 @@ class Command:
         "_ended",
         "absence_s",
         "cause",
+        "company",
         "exit",
         "id",
         "info",
         "kill_timer",
         "killed",
+        "oom_kills_before",
         "placed",
         "sent",
         "spec",
@@ -45,6 +47,7 @@ class Command:
         "stdin",
         "stdout",
         "step",
+        "superseded",
         "timed_out",
         "timer",
         "tree_gone",
@@ -77,6 +80,12 @@ class Command:
         """Time since then in which it could not run: queued, or while no edge was there."""
         self.absence_s = 0.0
         """How long no edge was there, where it ended in that time."""
+        self.superseded = False
+        """A later step has the same key."""
+        self.oom_kills_before: int | None = None
+        """The sandbox's counter of out-of-memory kills when it started; None where that is not known."""
+        self.company: int | None = None
+        """Commands that had been started in the sandbox when this one was; None when others ran then."""
         self.timer: Timer | None = None
         self.timed_out: float | None = None
         self.killed = ""
@@ -91,6 +100,17 @@ class Command:
     def dying(self) -> bool:
         """It was killed by us and has to end soon."""
         return self.kill_timer is not None
+
+    @property
+    def begun(self) -> bool:
+        """It is known to have run, or a later step may have run in its place."""
+        return self.superseded or self.step.done or bool(self.info.pid)
+
+    def unsend(self) -> None:
+        """The guest never got it: neither the command nor its stdin."""
+        self.sent = self.placed = False
+        if self.stdin is not None:
+            self.stdin.resume(0)
 
     @property
     def tree_lives(self) -> bool:
@@ -111,6 +131,34 @@ class Command:
         """It, as it runs."""
         return replace(self.info, stdout_total=self.stdout.total, stderr_total=self.stderr.total)
 
+    def note_started(self, frame: Frame) -> None:
+        """The guest says which process it is."""
+        self.info = replace(
+            self.info,
+            step=self.step.number,
+            pid=frame.number(Tag.PID, 0),
+            pid_start=frame.number(Tag.PID_START, 0),
+        )
+
+    def note_exit(self, frame: Frame, *, resumed_at: float) -> None:
+        """The guest says how it ended. `resumed_at`: when the link to the guest was made."""
+        self.exit = frame
+        if self.absence_s:
+            ended_at = self.started_at + frame.number(Tag.DURATION_US, 0) * MICRO
+            away_at = resumed_at - self.absence_s
+            self.stalled_s += min(max(0.0, ended_at - away_at), self.absence_s)
+        self.stdout.total = max(self.stdout.total, frame.number(Tag.STDOUT_TOTAL, 0))
+        self.stderr.total = max(self.stderr.total, frame.number(Tag.STDERR_TOTAL, 0))
+
+    def acknowledgements(self) -> bytes:
+        """Frames by which the guest forgets the output that is in files here."""
+        frames: list[bytes] = []
+        for number, stream in ((STDOUT, self.stdout), (STDERR, self.stderr)):
+            offset = stream.to_acknowledge()
+            if offset is not None:
+                frames.append(acknowledgement(self.id, number, offset))
+        return b"".join(frames)
+
     def stop_timers(self) -> None:
         """It needs no deadline any more."""
         for timer in (self.timer, self.kill_timer):
@@ -118,8 +166,8 @@ class Command:
                 timer.cancel()
         self.timer = self.kill_timer = None
 
-    def ending(self, refused: Counted, *, lost: str) -> Ending:
-        """What was seen of its end."""
+    def ending(self, *, oom_kills: int, shared: bool, forks_refused: int, lost: str) -> Ending:
+        """What was seen of its end, together with what the kernel's counters say."""
         exit_ = self.exit
         return Ending(
             exit_code=exit_.maybe_number(Tag.EXIT_CODE) if exit_ else None,
@@ -127,8 +175,9 @@ class Command:
             timed_out=self.timed_out,
             killed=self.killed,
             lost=lost,
-            oom_kills=refused.oom_kills,
-            forks_refused=refused.forks_refused,
+            oom_kills=oom_kills,
+            shared=shared,
+            forks_refused=forks_refused,
             output_error=self.stdout.error or self.stderr.error,
         )
 

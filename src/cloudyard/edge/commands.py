@@ -13,38 +13,25 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import anyio
-from msgspec.structs import replace
-
-from cloudyard.core.reconcile import OpenStep, Settlement, settle
-from cloudyard.edge.backends.base import Usage
+from cloudyard.core.reconcile import Settlement
 from cloudyard.edge.clock import Clock, Timers
-from cloudyard.edge.command import MICRO, Command
-from cloudyard.edge.config import (
-    KILL_WAIT_S,
-    TREE_WAIT_S,
-)
+from cloudyard.edge.command import Command
+from cloudyard.edge.config import KILL_WAIT_S, TREE_WAIT_S
 from cloudyard.edge.forgets import Forgets
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
+from cloudyard.edge.listing import Listing
 from cloudyard.edge.places import Places
-from cloudyard.edge.records import Counted, Intent, Stalled
-from cloudyard.edge.refusals import Refusals
-from cloudyard.edge.resumption import end_stranger, go_on
+from cloudyard.edge.records import Intent, Stalled
+from cloudyard.edge.refusals import Counters, Refusals
+from cloudyard.edge.resumption import end_stranger, fates_of, go_on
 from cloudyard.edge.steps import Step, StepBook
-from cloudyard.edge.translate import acknowledgement, exec_frame, signal_frame
-from cloudyard.edge.verdict import SIGKILL, judge, judge_not_started
-from cloudyard.errors import (
-    CloudyardError,
-    Conflict,
-    InvalidRequest,
-    LimitExceeded,
-    SandboxUnavailable,
-    YardUnavailable,
-)
+from cloudyard.edge.translate import exec_frame, signal_frame
+from cloudyard.edge.verdict import SIGKILL, error_of_start, judge, judge_not_started
+from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, YardUnavailable
 from cloudyard.model import CommandSpec, ExecResult
-from cloudyard.wire.guest import STDERR, STDOUT, Frame, FrameError, Kind, Tag, encode
+from cloudyard.wire.guest import Frame, FrameError, Kind, Tag, encode
 
 log = logging.getLogger(__name__)
 _KINDS = frozenset(Kind)
@@ -62,7 +49,7 @@ class Commands:
         directory: Path,
         clock: Clock,
         timers: Timers,
-        usage: Callable[[], Usage],
+        counters: Counters,
         on_idle: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
@@ -81,10 +68,10 @@ class Commands:
         """Commands that have ended for us while something of them takes a place in the guest."""
         self._unacknowledged: dict[int, Command] = {}
         self._forgets = Forgets(clock, timers, self.send)
-        self._known: dict[int, Frame] = {}
-        self._listed: anyio.Event | None = None
+        self._listing = Listing()
         self._resumed_at = 0.0
-        self._refusals = Refusals(journal, usage)
+        self.refusals = Refusals(journal, counters)
+        self._launched = 0
         self.live: dict[int, Command] = {}
 
     # --- starting, feeding, killing ---------------------------------------------------------------------
@@ -102,7 +89,9 @@ class Commands:
         if intent.op == "command":  # its start was answered, only its end is open
             step.result = command.info
         command.sent = command.placed = True
+        command.superseded = self._journal.superseded(intent)
         command.started_at = intent.at
+        command.oom_kills_before = intent.oom_kills
         command.stalled_s = self._journal.stalled.get(command.id, 0.0)
 
     async def launch(self, command: Command) -> None:
@@ -119,14 +108,35 @@ class Commands:
             self._places.give_back()
             return
         if command.stalled_s:
-            self._journal.append(Stalled(command.id, command.stalled_s))
+            self._note_late_start(command)
         command.placed = True
         command.started_at = began
         if self.link is not None:  # else `resume` does it
             self._send_exec(command)
 
+    def _start_late(self, command: Command) -> bool:
+        """It has a place at last, or a link; gives whether it still wants them."""
+        if command.id not in self.live:
+            return False
+        command.placed = True
+        if self.link is None:
+            return True  # `resume` comes here again
+        command.stalled_s = self._clock.monotonic() - command.started_at
+        with suppress(LimitExceeded):  # then another restart counts this time to the timeout
+            self._note_late_start(command)
+        self._send_exec(command)
+        return True
+
+    def _note_late_start(self, command: Command) -> None:
+        """It was made to wait, and nothing that happened meanwhile is its doing."""
+        command.oom_kills_before = self.refusals.oom_kills()
+        self._journal.append(Stalled(command.id, command.stalled_s, command.oom_kills_before))
+
     def _send_exec(self, command: Command) -> None:
         command.sent = True
+        self._launched += 1
+        alone = len(self.live) == 1 and not self._lingering
+        command.company = self._launched if alone else None
         data = exec_frame(command.id, command.spec, self._journal.head)
         if command.stdin is not None:
             data += command.stdin.frames()
@@ -262,38 +272,43 @@ class Commands:
         self._resumed_at = self._clock.monotonic()
         if fresh:
             return
-        self._known = {}
         asked = [command for command in self.live.values() if command.sent]
-        self._listed = anyio.Event()
-        link.send(encode(Kind.LIST))
-        await self._listed.wait()
-        self._listed = None
-        if link.broken:
-            raise SandboxUnavailable(
-                f"The guest's list did not come: {link.broken}.", code="guest_unreachable"
-            )
-        known, self._known = self._known, {}
-        fates = settle((OpenStep(command.id, command=True, repeatable=False) for command in asked), known)
+        known = await self._listing.ask(link)
+        unheard: list[Command] = []
+        fates = fates_of(asked, known)
         for command in asked:
             if command.id not in self.live:
                 continue  # it was given up meanwhile
-            if fates[command.id] is Settlement.GO_ON:
-                self._go_on(command, known.pop(command.id), stalled_s)
-            else:
-                self._finish(command, lost="the guest knows nothing of it")
-        for command in [command for command in self.live.values() if command.placed and not command.sent]:
-            self._send_exec(command)
+            match fates[command.id]:
+                case Settlement.GO_ON:
+                    self._go_on(command, known.pop(command.id), stalled_s)
+                case Settlement.START:
+                    command.unsend()
+                    unheard.append(command)
+                case _:
+                    self._finish(command, lost="the guest knows nothing of it")
         self._lingering.clear()
         for number, state in known.items():
-            self.send(end_stranger(number, state))
-            if state.number(Tag.RUNNING, 0):
-                self._lingering.add(number)
+            self._end_stranger(number, state)
         self._places.recount(len(self._lingering) + sum(command.placed for command in self.live.values()))
+        for command in [command for command in self.live.values() if command.placed and not command.sent]:
+            self._start_late(command)
+        for command in unheard:
+            if command.killed:
+                self._finish(command)
+            else:
+                self._places.take_when_free(partial(self._start_late, command))
+
+    def _end_stranger(self, number: int, state: Frame) -> None:
+        if number in self._journal.intents:  # its end could not be put on record: it may not be forgotten
+            self._lingering.add(number)
+            return
+        self.send(end_stranger(number, state))
+        if state.number(Tag.RUNNING, 0):
+            self._lingering.add(number)
 
     def _go_on(self, command: Command, state: Frame, stalled_s: float) -> None:
-        command.info = replace(
-            command.info, pid=state.number(Tag.PID, 0), pid_start=state.number(Tag.PID_START, 0)
-        )
+        command.note_started(state)
         if not command.waits and not command.step.done and command.info.pid:
             self._answer(command)
         frames = go_on(command, state)
@@ -332,9 +347,9 @@ class Commands:
                 if not frame.number(Tag.TREE_ALIVE, 0):
                     self._leave_place(frame.command)
             case Kind.STATE:
-                self._known[frame.command] = frame
-            case Kind.LISTED if self._listed is not None:
-                self._listed.set()
+                self._listing.note(frame)
+            case Kind.LISTED:
+                self._listing.end()
             case Kind.ERROR:
                 log.warning("%s: the guest complains: %s", self._journal.head.sandbox, frame.text(Tag.TEXT))
             case kind:
@@ -346,18 +361,14 @@ class Commands:
         if not self._unacknowledged:
             return
         for command in self._unacknowledged.values():
-            for number, stream in ((STDOUT, command.stdout), (STDERR, command.stderr)):
-                offset = stream.to_acknowledge()
-                if offset is not None:
-                    self.send(acknowledgement(command.id, number, offset))
+            self.send(command.acknowledgements())
         self._unacknowledged.clear()
 
     def on_broken(self, why: str) -> None:
         """The link broke: somebody has to look whether the guest lives."""
         self.link = None
         self._forgets.drop()
-        if self._listed is not None:
-            self._listed.set()
+        self._listing.end()
         self._on_broken(why)
 
     # --- what frames cause ------------------------------------------------------------------------------
@@ -369,12 +380,7 @@ class Commands:
             self._unacknowledged[command.id] = command
 
     def _started(self, command: Command, frame: Frame) -> None:
-        command.info = replace(
-            command.info,
-            step=command.step.number,
-            pid=frame.number(Tag.PID, 0),
-            pid_start=frame.number(Tag.PID_START, 0),
-        )
+        command.note_started(frame)
         if not command.waits and not command.step.done:
             self._answer(command)
 
@@ -385,13 +391,7 @@ class Commands:
             self.kill(command, "its start could not be put on record")
 
     def _exited(self, command: Command, frame: Frame) -> None:
-        command.exit = frame
-        if command.absence_s:
-            ended_at = command.started_at + frame.number(Tag.DURATION_US, 0) * MICRO
-            away_at = self._resumed_at - command.absence_s
-            command.stalled_s += min(max(0.0, ended_at - away_at), command.absence_s)
-        command.stdout.total = max(command.stdout.total, frame.number(Tag.STDOUT_TOTAL, 0))
-        command.stderr.total = max(command.stderr.total, frame.number(Tag.STDERR_TOTAL, 0))
+        command.note_exit(frame, resumed_at=self._resumed_at)
         if command.dying and frame.number(Tag.TREE_ALIVE, 0):
             command.stop_timers()
             command.kill_timer = self._timers.at(
@@ -405,17 +405,14 @@ class Commands:
             frame.text(Tag.WHAT),
             frame.number(Tag.ERRNO, 0),
             frame.text(Tag.TEXT),
-            forks_refused=self._refusals.look().forks_refused,
+            forks_refused=self.refusals.forks_refused(),
         )
         if command.waits:
             self._conclude(command, command.result_not_started(why), tree_lives=False)
             return
         self._leave(command)
-        self._forget(command, tree_lives=False)
-        kind = InvalidRequest if why.fault.label == "policy" else CloudyardError
-        message = f"The command could not be started: {why.error}."
-        error = kind(message, code="not_started", hint=why.fault.evidence, fault=why.fault.label)
-        self._fail(command.step, error)
+        if self._fail(command.step, error_of_start(why)):
+            self._forget(command, tree_lives=False)
         command.wake()
 
     def _finish(self, command: Command, *, lost: str = "") -> None:
@@ -430,8 +427,13 @@ class Commands:
                 message = f"The command was ended before it could start: {command.killed}."
                 self._fail(command.step, Conflict(message, code="command_ended", fault="policy"))
         ended_badly = command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0
-        verdict = judge(command.ending(self._refusals.look() if ended_badly else Counted(), lost=lost))
-        self._conclude(command, command.result(verdict), tree_lives=command.tree_lives)
+        ending = command.ending(
+            oom_kills=self.refusals.oom_kills_since(command.oom_kills_before),
+            shared=command.company != self._launched,
+            forks_refused=self.refusals.forks_refused() if ended_badly else 0,
+            lost=lost,
+        )
+        self._conclude(command, command.result(judge(ending)), tree_lives=command.tree_lives)
 
     def _conclude(self, command: Command, result: ExecResult, *, tree_lives: bool) -> None:
         ended = command.record(result)
@@ -471,11 +473,13 @@ class Commands:
         self._lingering.discard(number)
         self._places.give_back()
 
-    def _fail(self, step: Step, error: CloudyardError) -> None:
+    def _fail(self, step: Step, error: CloudyardError) -> bool:
+        """End a step; gives whether that is on record."""
         try:
             self._steps.fail(step, error)
         except CloudyardError:
-            return  # those who wait were told that the record cannot be written
+            return False  # those who wait were told so
+        return True
 
     # --- the rest ---------------------------------------------------------------------------------------
 

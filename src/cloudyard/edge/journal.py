@@ -196,6 +196,14 @@ class Journal:
         # what is under way is always kept: however much it is, appending stays cheap
         self._rewrite_at = max(JOURNAL_MAX_BYTES, 2 * self.file.size)
 
+    def superseded(self, intent: Intent) -> bool:
+        """Whether a later step has its key: the key was freed though its own end could not be recorded."""
+        known = self.keys.get(intent.key)
+        return bool(intent.key) and (
+            (known is not None and known.step > intent.step)
+            or any(other.key == intent.key and other.step > intent.step for other in self.intents.values())
+        )
+
     def read(self, place: Place) -> AnyRecord:
         """The record at a place."""
         return self.file.read(place.offset, place.size)
@@ -242,8 +250,10 @@ class Journal:
                 self.intents[intent.step] = intent
                 self.next_step = max(self.next_step, intent.step + 1)
                 self.used_at = max(self.used_at, intent.at)
-            case Stalled(number, seconds):
+            case Stalled(number, seconds, oom_kills):
                 self.stalled[number] = seconds
+                if oom_kills is not None and number in self.intents:
+                    self.intents[number] = replace(self.intents[number], oom_kills=oom_kills)
             case Counted() as counted:
                 self.counted = counted
             case Answer() as answer:

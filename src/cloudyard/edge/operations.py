@@ -121,9 +121,13 @@ async def perform(sandbox: Sandbox, op: AnyOp, *, key: str, cause: str, at: floa
     if isinstance(op, NO_STEP):
         return await _perform_in(sandbox, op)
     reads = isinstance(op, READS)
-    step = sandbox.steps.open(op, name=type_name(op), key=key, digest=digest, at=at, reads=reads)
+    runs = isinstance(op, (Exec, Start))
+    oom_kills = sandbox.commands.refusals.oom_kills() if runs else None
+    step = sandbox.steps.open(
+        op, name=type_name(op), key=key, digest=digest, at=at, reads=reads, oom_kills=oom_kills
+    )
     if isinstance(op, (Exec, Start)):
-        return await _run(sandbox, op, step, cause)
+        return await _run(sandbox, op, step, cause, oom_kills)
     try:
         result = await _perform_in(sandbox, op)
     except CloudyardError as exc:
@@ -158,8 +162,11 @@ def type_name(op: AnyOp) -> str:
     return str(op.__struct_config__.tag)
 
 
-async def _run(sandbox: Sandbox, op: Exec | Start, step: Step, cause: str) -> AnyResult:
+async def _run(
+    sandbox: Sandbox, op: Exec | Start, step: Step, cause: str, oom_kills: int | None
+) -> AnyResult:
     command = sandbox.commands.begin(step, op.command, cause=cause, waits=isinstance(op, Exec))
+    command.oom_kills_before = oom_kills
     try:
         await sandbox.commands.launch(command)
     except CloudyardError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import anyio
 
@@ -17,7 +18,7 @@ class Places:
 
     def __init__(self) -> None:
         self._taken = 0
-        self._queue: deque[anyio.Event] = deque()
+        self._queue: deque[Callable[[], bool]] = deque()
 
     def take_nowait(self) -> bool:
         """Take a place if one is free."""
@@ -40,13 +41,18 @@ class Places:
                 retry_safe=True,
             )
         place = anyio.Event()
-        self._queue.append(place)
+
+        def take() -> bool:
+            place.set()
+            return True
+
+        self._queue.append(take)
         try:
             with anyio.move_on_after(QUEUE_WAIT_S):
                 await place.wait()
         finally:
             if not place.is_set():
-                self._queue.remove(place)
+                self._queue.remove(take)
         if not place.is_set():
             raise LimitExceeded(
                 f"{COMMANDS_LIVE_MAX} commands run in this sandbox; none ended within {QUEUE_WAIT_S:g} s.",
@@ -55,12 +61,23 @@ class Places:
                 retry_safe=True,
             )
 
+    def take_when_free(self, taken: Callable[[], bool]) -> None:
+        """Take a place now or once there is one, however long that takes.
+
+        Args:
+            taken: called then; says whether the place is still wanted.
+        """
+        if not self.take_nowait():
+            self._queue.append(taken)
+        elif not taken():
+            self.give_back()
+
     def give_back(self) -> None:
         """A command is held no longer."""
-        if self._queue:
-            self._queue.popleft().set()
-        else:
-            self._taken = max(0, self._taken - 1)
+        while self._queue:
+            if self._queue.popleft()():
+                return
+        self._taken = max(0, self._taken - 1)
 
     def recount(self, taken: int) -> None:
         """So many are taken, as the guest says."""
@@ -69,4 +86,4 @@ class Places:
     def open(self) -> None:
         """Let everyone go on who waits: there is nothing to wait for any more."""
         while self._queue:
-            self._queue.popleft().set()
+            self._queue.popleft()()

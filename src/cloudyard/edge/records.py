@@ -94,6 +94,8 @@ class Intent(Record, frozen=True, tag="Intent"):
     at: float
     """The monotonic clock then."""
     command: CommandSpec | None = None
+    oom_kills: int | None = None
+    """The sandbox's counter of out-of-memory kills then, where a command is to be started."""
 
 
 class Stalled(Record, frozen=True, tag="Stalled"):
@@ -101,6 +103,8 @@ class Stalled(Record, frozen=True, tag="Stalled"):
 
     command_id: int
     stalled_s: float
+    oom_kills: int | None = None
+    """The counter of out-of-memory kills when it started at last, where it was made to wait for that."""
 
 
 class Counted(Record, frozen=True, tag="Counted"):

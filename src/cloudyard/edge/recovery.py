@@ -130,7 +130,7 @@ def _take_up(sandbox: Sandbox, intent: Intent, fate: Settlement) -> None:
             sandbox.commands.take_up(sandbox.steps.resume(intent), intent)
         case Settlement.RELEASE:
             sandbox.journal.append(Answer(intent.step, "", b""))
-        case Settlement.LOST:
+        case Settlement.LOST | Settlement.START:
             sandbox.steps.fail(
                 sandbox.steps.resume(intent),
                 CloudyardError(

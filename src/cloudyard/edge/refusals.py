@@ -1,9 +1,9 @@
-"""What the kernel refused a sandbox since the last look: memory, by killing, and processes."""
+"""What the kernel refused a sandbox: memory, by killing, and processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from cloudyard.edge.backends.base import Usage
 from cloudyard.edge.journal import Journal
@@ -11,25 +11,51 @@ from cloudyard.edge.records import Counted
 from cloudyard.errors import LimitExceeded, SandboxUnavailable
 
 
+class Counters(Protocol):
+    """Where the kernel's counters are read. Both raise SandboxUnavailable when the sandbox is gone."""
+
+    def usage(self) -> Usage:
+        """All of them."""
+
+    def oom_kills(self) -> int:
+        """The one that every command needs."""
+
+
 class Refusals:
-    """The growth of a sandbox's counters. What was seen is on record, so that no restart sees it again."""
+    """The growth of a sandbox's counters.
 
-    __slots__ = ("_journal", "_usage")
+    Out-of-memory kills are counted from each command's own start. Refused forks are counted since the last
+    failure; what was seen of them is on record, so that no restart sees it again.
+    """
 
-    def __init__(self, journal: Journal, usage: Callable[[], Usage]) -> None:
+    __slots__ = ("_counters", "_journal")
+
+    def __init__(self, journal: Journal, counters: Counters) -> None:
         self._journal = journal
-        self._usage = usage
+        self._counters = counters
 
-    def look(self) -> Counted:
-        """By how much the counters grew since the last look; not at all when the sandbox is gone."""
+    def oom_kills(self) -> int | None:
+        """The counter of out-of-memory kills now; None when the sandbox is gone."""
         try:
-            usage = self._usage()
+            return self._counters.oom_kills()
         except SandboxUnavailable:
-            return Counted()
+            return None
+
+    def oom_kills_since(self, before: int | None) -> int:
+        """By how much it grew; not at all where either end is not known."""
+        now = self.oom_kills()
+        return max(0, now - before) if now is not None and before is not None else 0
+
+    def forks_refused(self) -> int:
+        """How many forks were refused since the last look; none when the sandbox is gone."""
+        try:
+            usage = self._counters.usage()
+        except SandboxUnavailable:
+            return 0
         seen = self._journal.counted
         now = Counted(usage.oom_kills, usage.pids_refused)
-        if now != seen:
+        if now.forks_refused != seen.forks_refused:
             with suppress(LimitExceeded):  # then a restart may name an old refusal once more
                 self._journal.append(now)
             self._journal.counted = now
-        return Counted(max(0, now.oom_kills - seen.oom_kills), max(0, now.forks_refused - seen.forks_refused))
+        return max(0, now.forks_refused - seen.forks_refused)

@@ -1,13 +1,21 @@
-"""Frames by which a new link goes on with the commands that a guest holds, made from what LIST told of
-each.
+"""How a new link goes on with commands: what becomes of each, and the frames for those that the guest holds,
+made from what LIST told of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from cloudyard.core.reconcile import OpenStep, Settlement, settle
 from cloudyard.edge.command import Command
 from cloudyard.edge.translate import acknowledgement, signal_frame
 from cloudyard.edge.verdict import SIGKILL
 from cloudyard.wire.guest import STDERR, STDOUT, Frame, Kind, Tag, encode
+
+
+def fates_of(asked: Iterable[Command], known: Mapping[int, Frame]) -> dict[int, Settlement]:
+    """What becomes of commands that the guest was asked to start."""
+    return settle((OpenStep(one.id, command=True, repeatable=False, begun=one.begun) for one in asked), known)
 
 
 def go_on(command: Command, state: Frame) -> bytes:

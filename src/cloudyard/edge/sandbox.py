@@ -89,7 +89,7 @@ class Sandbox:
             directory=directory,
             clock=clock,
             timers=timers,
-            usage=self.usage,
+            counters=self,
             on_idle=self.touch,
             on_broken=lambda why: on_broken(self, why),
         )
@@ -176,6 +176,16 @@ class Sandbox:
         if self.instance is None:
             raise unavailable(self.id, self.life)
         return self.instance.usage()
+
+    def oom_kills(self) -> int:
+        """Processes of it that the kernel has killed for memory.
+
+        Raises:
+            SandboxUnavailable: it is gone.
+        """
+        if self.instance is None:
+            raise unavailable(self.id, self.life)
+        return self.instance.oom_kills()
 
     def info(self) -> SandboxInfo:
         """What a user may know of it."""

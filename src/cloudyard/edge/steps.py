@@ -108,7 +108,17 @@ class StepBook:
             case _:
                 return None
 
-    def open(self, op: AnyOp, *, name: str, key: str, digest: bytes, at: float, reads: bool) -> Step:
+    def open(
+        self,
+        op: AnyOp,
+        *,
+        name: str,
+        key: str,
+        digest: bytes,
+        at: float,
+        reads: bool,
+        oom_kills: int | None = None,
+    ) -> Step:
         """Number a step and write its intent. A read without a key leaves no record of its own.
 
         Raises:
@@ -119,7 +129,7 @@ class StepBook:
         recorded = bool(key) or not reads
         if recorded:
             command = op.command if isinstance(op, (Exec, Start)) else None
-            journal.append(Intent(number, key, digest, name, at, command))
+            journal.append(Intent(number, key, digest, name, at, command, oom_kills))
         elif number > journal.reserved:
             journal.append(Reserved(number + NUMBERS_RESERVED))
         journal.next_step = number + 1

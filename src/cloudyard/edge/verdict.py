@@ -8,6 +8,7 @@ import errno
 import os
 from typing import NamedTuple
 
+from cloudyard.errors import CloudyardError, InvalidRequest
 from cloudyard.model import Fault
 
 SIGKILL = 9
@@ -28,15 +29,17 @@ class Ending(NamedTuple):
     lost: str = ""
     """Why its end is not known."""
     oom_kills: int = 0
-    """By how much the sandbox's counter of out-of-memory kills grew meanwhile."""
+    """By how much the sandbox's counter of out-of-memory kills grew while it ran."""
+    shared: bool = False
+    """Other commands of the sandbox ran at the same time: a kill may have struck one of theirs."""
     forks_refused: int = 0
-    """By how much the sandbox's counter of forks over its process limit grew meanwhile."""
+    """By how much the sandbox's counter of forks over its process limit grew since the last failure."""
     output_error: str = ""
     """Why output is missing that should be there."""
 
 
 class Verdict(NamedTuple):
-    """The fault, if any, and whether memory ran out."""
+    """The fault, if any, and whether something of the sandbox was killed for memory meanwhile."""
 
     fault: Fault | None
     oom: bool = False
@@ -44,29 +47,32 @@ class Verdict(NamedTuple):
 
 def judge(end: Ending) -> Verdict:
     """The verdict on a command that ran."""
+    return Verdict(_fault(end), oom=end.oom_kills > 0)
+
+
+def _fault(end: Ending) -> Fault | None:
     if end.lost:
-        return Verdict(Fault(label="infra", reason="lost", evidence=end.lost))
+        return Fault(label="infra", reason="lost", evidence=end.lost)
     if end.output_error:
-        return Verdict(Fault(label="infra", reason="output", evidence=end.output_error))
+        return Fault(label="infra", reason="output", evidence=end.output_error)
     if end.timed_out is not None:
         evidence = f"it still ran after timeout_s = {end.timed_out:g}, and was killed with its whole tree"
-        return Verdict(Fault(label="policy", reason="timeout", evidence=evidence))
+        return Fault(label="policy", reason="timeout", evidence=evidence)
     if end.killed and end.exit_code != 0:  # else it came to its own good end first
-        return Verdict(Fault(label="policy", reason="killed", evidence=end.killed))
+        return Fault(label="policy", reason="killed", evidence=end.killed)
     if end.signal is None and not end.exit_code:
-        return Verdict(None)
-    how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
-    if end.oom_kills > 0 and (end.signal == SIGKILL or end.exit_code == SHELL_SAW_SIGKILL):
-        evidence = f"{how}, and the memory cgroup's oom_kill counter grew by {end.oom_kills}"
-        return Verdict(Fault(label="policy", reason="oom", evidence=evidence), oom=True)
-    evidence = how
+        return None  # a process of it may have been killed for memory: it made do
+    evidence = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
+    reason = "exit" if end.signal is None else "signal"
     if end.oom_kills > 0:
-        evidence += f"; the memory cgroup's oom_kill counter grew by {end.oom_kills} since the last failure"
+        evidence += f", and the memory cgroup's oom_kill counter grew by {end.oom_kills} while it ran"
+        if end.shared:
+            evidence += "; other commands ran at the same time, and it may have been one of theirs"
+        if end.signal == SIGKILL or end.exit_code == SHELL_SAW_SIGKILL:
+            reason = "oom"
     if end.forks_refused > 0:
         evidence += f"; the process limit refused {end.forks_refused} forks since the last failure"
-    return Verdict(
-        Fault(label="policy", reason="exit" if end.signal is None else "signal", evidence=evidence)
-    )
+    return Fault(label="policy", reason=reason, evidence=evidence)
 
 
 class NotStarted(NamedTuple):
@@ -75,6 +81,13 @@ class NotStarted(NamedTuple):
     exit_code: int | None
     fault: Fault
     error: str
+
+
+def error_of_start(why: NotStarted) -> CloudyardError:
+    """It, for whoever waits for a start."""
+    kind = InvalidRequest if why.fault.label == "policy" else CloudyardError
+    message = f"The command could not be started: {why.error}."
+    return kind(message, code="not_started", hint=why.fault.evidence, fault=why.fault.label)
 
 
 def judge_not_started(what: str, number: int, text: str, *, forks_refused: int) -> NotStarted:

@@ -9,6 +9,7 @@ from cloudyard.fabric.bucket import Bucket, Entry
 from cloudyard.fabric.connection import Fabric, Message
 from cloudyard.fabric.link import Credentials
 from cloudyard.fabric.nats_server import NatsServerConfig, find_nats_server, render_config, write_private
+from cloudyard.fabric.store import StoreHealth
 
 __all__ = [
     "Bucket",
@@ -17,6 +18,7 @@ __all__ = [
     "Fabric",
     "Message",
     "NatsServerConfig",
+    "StoreHealth",
     "find_nats_server",
     "render_config",
     "write_private",

@@ -36,6 +36,7 @@ from cloudyard.fabric.link import (
     check_address,
     shown,
 )
+from cloudyard.fabric.store import StoreHealth
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Fabric:
     """One connection to NATS. Use `async with Fabric.connect(...)`; everything else needs it open."""
 
     def __init__(self, url: str, credentials: Credentials, name: str) -> None:
+        self.store = StoreHealth()
         self._url = url
         self._credentials = credentials
         self._name = name
@@ -168,7 +170,7 @@ class Fabric:
 
     def bucket(self, name: str, *, ttl_s: float = 0.0) -> Bucket:
         """The key-value bucket of this name, made at its first use; entries live for `ttl_s` (0: ever)."""
-        return Bucket(lambda: self._present().client, name, ttl_s=ttl_s)
+        return Bucket(lambda: self._present().client, name, ttl_s=ttl_s, health=self.store)
 
     # --- hearing --------------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from cloudyard.errors import InvalidRequest
 
 SUITE_DEFAULT = "bookworm"
+SUITE_HINT = f"Name a release that the mirror has, such as: --suite {SUITE_DEFAULT}"
 APT_CONFIG_WAIT_S = 10.0
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]{1,99}(:[a-z0-9-]{1,20})?(=[A-Za-z0-9.+:~-]{1,99})?\Z")
+_SUITE = re.compile(r"[a-z][a-z0-9.-]{0,62}\Z")
 _LINE = re.compile(r"\s*deb\s+(\[[^]]*\]\s+)?\S+\s+(?P<suite>\S+)")
 _HANDED_ON = re.compile(
     r"Acquire::(.*::)?(Proxy(-Auto-Detect)?(::.+)?|CaInfo|CaPath|SslCert|SslKey|Verify-Peer|Verify-Host"
@@ -35,6 +37,20 @@ def check_package(package: str) -> None:
             f"{package[:100]!r} is not the name of a Debian package.",
             code="bad_package_name",
             hint="Give one name at a time, such as: --package python3 --package git",
+        )
+
+
+def check_suite(suite: str) -> None:
+    """Check the name of a Debian release, by its form alone.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if not _SUITE.match(suite):
+        raise InvalidRequest(
+            f"{suite[:100]!r} is not the name of a Debian release.",
+            code="bad_suite_name",
+            hint=SUITE_HINT,
         )
 
 

@@ -21,8 +21,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cloudyard.errors import CloudyardError, Forbidden, LimitExceeded, NotFound, Unsupported
-from cloudyard.images.apt import SUITE_DEFAULT, apt_options, apt_sources, check_package
-from cloudyard.images.depot import Depot, Work
+from cloudyard.images.apt import (
+    SUITE_DEFAULT,
+    SUITE_HINT,
+    apt_options,
+    apt_sources,
+    check_package,
+    check_suite,
+)
+from cloudyard.images.depot import Depot, Work, check_image_name
 from cloudyard.model import GIB, Image, ImageConfig
 
 FREE_MIN_BYTES = 1 * GIB  # a minimal Debian with Python needs about 0.4 GiB while it is built
@@ -49,7 +56,7 @@ def silent(done: float, doing: str) -> None:
 
 
 def build_debian(
-    depot: Depot,
+    depot: Depot | Path | str,
     name: str = "debian",
     *,
     packages: Sequence[str] = (),
@@ -59,20 +66,23 @@ def build_debian(
     """Build an image of a minimal Debian with the packages named, in place of one of that name.
 
     Args:
-        depot: where the image goes.
+        depot: where the image goes, or the path of that directory.
         name: name of the image.
         packages: Debian packages besides the minimal system.
         suite: Debian release, such as bookworm.
         progress: told how far it is.
 
     Raises:
-        InvalidRequest: a bad image name or package name.
+        InvalidRequest: a bad image name, package name or release name; told before anything is built.
         Forbidden: this process is not root.
         Unsupported: mmdebstrap or mkfs.erofs is not installed.
         LimitExceeded: the disk is full.
-        NotFound: there is no such package.
+        NotFound: there is no such package or release.
         CloudyardError: mmdebstrap or mkfs.erofs failed; its last lines are in the message.
     """
+    depot = _depot(depot)
+    check_image_name(name)
+    check_suite(suite)
     for package in packages:
         check_package(package)
     _check_machine(depot)
@@ -86,24 +96,32 @@ def build_debian(
 
 
 def build_from_tree(
-    depot: Depot, name: str, tree: Path, *, config: ImageConfig | None = None, newest_s: int | None = None
+    depot: Depot | Path | str,
+    name: str,
+    tree: Path | str,
+    *,
+    config: ImageConfig | None = None,
+    newest_s: int | None = None,
 ) -> Image:
     """Build an image from a directory. Owners, modes, extended attributes, links and devices are kept.
 
     Args:
-        depot: where the image goes.
+        depot: where the image goes, or the path of that directory.
         name: name of the image.
         tree: the directory that becomes the root.
         config: environment, user, working directory and probe of the image.
         newest_s: files newer than this (seconds since 1970) get this date; None keeps every date.
 
     Raises:
+        InvalidRequest: that is no image name.
         NotFound: `tree` is no directory.
         Unsupported: mkfs.erofs is not installed.
         LimitExceeded: the disk is full.
         CloudyardError: mkfs.erofs failed.
     """
-    if not tree.is_dir():
+    depot, tree = _depot(depot), Path(tree)
+    check_image_name(name)
+    if not os.path.isdir(tree):
         raise NotFound(
             f"Cannot build the image {name!r} from {tree}: that is no directory.", code="tree_not_found"
         )
@@ -117,12 +135,11 @@ def _pack(depot: Depot, work: Work, tree: Path, name: str, *, config: ImageConfi
     file = work.path / "layer.erofs"
     env = os.environ | {"SOURCE_DATE_EPOCH": str(newest_s)}  # later dates become this one
     _run(["mkfs.erofs", "--quiet", "-U", _NO_UUID, str(file), str(tree)], work, env=env)
-    size = file.stat().st_size
-    with depot.locked():
-        layer = depot.add_layer(file)
-        image = Image(name=name, layers=[layer], config=config, created_at=time.time(), size_bytes=size)
-        depot.save(image)
-    return image
+    return depot.add_image(name, file, config=config)
+
+
+def _depot(place: Depot | Path | str) -> Depot:
+    return place if isinstance(place, Depot) else Depot(place)
 
 
 def _mmdebstrap(work: Work, tree: Path, *, packages: Sequence[str], suite: str, progress: Progress) -> None:
@@ -263,6 +280,12 @@ def _failure(tool: str, code: int, last: list[str]) -> CloudyardError:
             f"A package does not exist in this Debian release. {tool}'s last lines:\n{text}\n",
             code="package_not_found",
             hint="Look its name up with: apt-cache search WORD",
+        )
+    if "does not have a Release file" in text:
+        return NotFound(
+            f"The mirror does not have this Debian release. {tool}'s last lines:\n{text}\n",
+            code="suite_not_found",
+            hint=SUITE_HINT,
         )
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return CloudyardError(f"{tool} {how}. Its last lines:\n{text}\n", code="build_failed")

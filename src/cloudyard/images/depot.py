@@ -20,6 +20,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from cloudyard.errors import CloudyardError, Conflict, Forbidden, InvalidRequest, LimitExceeded, NotFound
-from cloudyard.model import MIB, Image
+from cloudyard.model import MIB, Image, ImageConfig
 
 BUILD_HINT = "Build one with: cloudyard image build debian --package python3"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
@@ -57,10 +58,11 @@ class Depot:
 
     def names(self) -> list[str]:
         """Names of the images, sorted."""
-        try:
-            found = [entry.name for entry in os.scandir(self._images)]
-        except FileNotFoundError:
-            return []
+        with translated("read", self.path):
+            try:
+                found = [entry.name for entry in os.scandir(self._images)]
+            except FileNotFoundError:
+                return []
         return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
 
     def images(self) -> list[Image]:
@@ -79,11 +81,13 @@ class Depot:
         Raises:
             InvalidRequest: that is no image name.
             NotFound: there is none; the message lists those there are, the hint says how to build one.
+            Forbidden: this user may not read the depot.
             CloudyardError: its file cannot be read as an image.
         """
         path = self._image_path(name)
         try:
-            data = path.read_bytes()
+            with translated("read", self.path, passing=FileNotFoundError):
+                data = path.read_bytes()
         except FileNotFoundError as exc:
             there = ", ".join(self.names()) or "none"
             raise NotFound(
@@ -110,7 +114,9 @@ class Depot:
         if not _LAYER.match(layer):
             raise InvalidRequest(f"{layer[:80]!r} is not the name of a layer.", code="bad_layer_name")
         path = self._layers / f"{layer}.erofs"
-        if not path.exists():
+        with translated("read", self.path):
+            there = path.exists()
+        if not there:
             raise NotFound(
                 f"The layer {layer} is not in the depot {self.path}.",
                 code="layer_not_found",
@@ -138,6 +144,33 @@ class Depot:
             _sync_directory(self._layers)
             return layer
 
+    def add_image(self, name: str, file: Path, *, config: ImageConfig) -> Image:
+        """Move a finished EROFS file into the depot, as the one layer of an image (also in place of one).
+
+        If that fails, the layer does not stay.
+
+        Raises:
+            InvalidRequest: that is no image name.
+            LimitExceeded: the disk is full.
+        """
+        check_image_name(name)
+        with translated("add an image to", self.path), self.locked():
+            size = file.stat().st_size
+            there = set(self._layers.glob("*.erofs"))
+            try:
+                layer = self.add_layer(file)
+                image = Image(
+                    name=name, layers=[layer], config=config, created_at=time.time(), size_bytes=size
+                )
+                self._write(image)
+            except BaseException:
+                for fresh in set(self._layers.glob("*.erofs")) - there:
+                    fresh.unlink()
+                raise
+            _sync_directory(self._images)
+            self._collect()
+            return image
+
     def save(self, image: Image) -> None:
         """Write an image, in place of one of that name. Layers that only the old one used are removed.
 
@@ -146,15 +179,9 @@ class Depot:
             NotFound: a layer of it is not in the depot.
             LimitExceeded: the disk is full.
         """
-        target = self._image_path(image.name)
-        with translated("save an image in", self.path), self.locked(), self.work_dir() as work:
-            for layer in image.layers:
-                self.layer_path(layer)
-            self._images.mkdir(parents=True, exist_ok=True)
-            fresh = work.path / "image.json"
-            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(image)) + b"\n")
-            _sync_and_hash(fresh)
-            fresh.rename(target)
+        check_image_name(image.name)
+        with translated("save an image in", self.path), self.locked():
+            self._write(image)
             _sync_directory(self._images)
             self._collect()
 
@@ -165,9 +192,12 @@ class Depot:
 
         Raises:
             NotFound: there is no such image.
+            Forbidden: this user may not change the depot.
         """
         path = self._image_path(name)
-        if not path.exists():
+        with translated("remove an image from", self.path):
+            there = path.exists()
+        if not there:
             self.image(name)  # raises the error that lists what there is
         with translated("remove an image from", self.path), self.locked():
             path.unlink(missing_ok=True)
@@ -182,7 +212,8 @@ class Depot:
         """
         self._prepare()
         path = self._tmp / secrets.token_hex(8)
-        with self.locked():  # so that no other writer can meet it before its own lock is held
+        # locked, so that no other writer can meet it before its own lock is held
+        with translated("work in", self.path), self.locked():
             path.mkdir(mode=0o700)
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,7 +234,8 @@ class Depot:
                 self._lock_depth -= 1
             return
         self._prepare()
-        held = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with translated("use", self.path):
+            held = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(held, fcntl.LOCK_EX)
             self._lock_depth = 1
@@ -216,13 +248,19 @@ class Depot:
         with translated("use", self.path):
             self._tmp.mkdir(parents=True, exist_ok=True)
 
+    def _write(self, image: Image) -> None:
+        """Put an image's file in place, as the last thing done."""
+        with self.work_dir() as work:
+            for layer in image.layers:
+                self.layer_path(layer)
+            self._images.mkdir(parents=True, exist_ok=True)
+            fresh = work.path / "image.json"
+            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(image)) + b"\n")
+            _sync_and_hash(fresh)
+            fresh.rename(self._image_path(image.name))
+
     def _image_path(self, name: str) -> Path:
-        if not _NAME.match(name):
-            raise InvalidRequest(
-                f"{name[:80]!r} is not an image name.",
-                code="bad_image_name",
-                hint="Names are lower-case letters, digits, dots, dashes and underscores, such as debian.",
-            )
+        check_image_name(name)
         return self._images / f"{name}.json"
 
     def _collect(self) -> int:
@@ -242,17 +280,34 @@ class Depot:
         return freed
 
 
+def check_image_name(name: str) -> None:
+    """Check that an image may be called so.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if not _NAME.match(name):
+        raise InvalidRequest(
+            f"{name[:80]!r} is not an image name.",
+            code="bad_image_name",
+            hint="Names are lower-case letters, digits, dots, dashes and underscores, such as debian.",
+        )
+
+
 @contextmanager
-def translated(doing: str, path: Path) -> Iterator[None]:
+def translated(doing: str, path: Path, *, passing: type[OSError] | None = None) -> Iterator[None]:
     """Turn the kernel's refusals of work on a depot's files into our errors.
 
     Args:
         doing: the verb, such as "save an image in".
         path: the directory it is about.
+        passing: an error that the caller handles.
     """
     try:
         yield
     except OSError as exc:
+        if passing is not None and isinstance(exc, passing):
+            raise
         message = f"Cannot {doing} the depot {path}: {exc.strerror or exc}."
         match exc.errno:
             case errno.ENOSPC | errno.EDQUOT:
@@ -264,7 +319,7 @@ def translated(doing: str, path: Path) -> Iterator[None]:
             case errno.EPERM | errno.EACCES | errno.EROFS:
                 raise Forbidden(
                     message,
-                    code="depot_not_writable",
+                    code="depot_not_readable" if doing == "read" else "depot_not_writable",
                     hint="Run it with sudo, or name a directory of yours with --depot.",
                 ) from exc
             case errno.EEXIST | errno.ENOTDIR:

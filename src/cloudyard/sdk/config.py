@@ -49,9 +49,14 @@ def find(url: str | None, token: str | None, *, client_file: str | Path | None =
     url = url or os.environ.get(URL_VARIABLE)
     token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
     if not url:
-        local = _read(Path(client_file or os.environ.get(CLIENT_FILE_VARIABLE) or CLIENT_FILE))
+        local = _read(Path(client_file) if client_file else local_client_file())
         url, token = local.url, local.token if token is None else token
     return Config(_checked(url), token or "")
+
+
+def local_client_file() -> Path:
+    """Where the client file of the local yard lies: where the environment says, or the usual place."""
+    return Path(os.environ.get(CLIENT_FILE_VARIABLE) or CLIENT_FILE)
 
 
 def _read(path: Path) -> _ClientFile:

@@ -235,6 +235,7 @@ class Sandbox:
 
         Raises:
             NotFound: there is nothing at `local`.
+            InvalidRequest: it cannot be read here.
             LimitExceeded: the sandbox's disk is full.
         """
         _check_path(path)
@@ -247,7 +248,8 @@ class Sandbox:
         before you follow one.
 
         Raises:
-            NotFound: there is nothing at `path`.
+            NotFound: there is nothing at `path`, or no directory here for `local` to be in.
+            InvalidRequest: `local` cannot be written.
             Conflict: a file changed while it was read.
         """
         _check_path(path)

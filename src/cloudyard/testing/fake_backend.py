@@ -62,7 +62,7 @@ class FakeInstance:
         self._turn = anyio.Lock()
         self._files = RootFiles(self._open_root, os.getuid())
         self.directory = backend.directory_of(facts.slot)
-        self.oom_kills = 0
+        self.killed_for_memory = 0
         self.forks_refused = 0
 
     @property
@@ -95,10 +95,15 @@ class FakeInstance:
             memory_bytes=0,
             memory_peak_bytes=0,
             cpu_s=0.0,
-            oom_kills=self.oom_kills,
+            oom_kills=self.oom_kills(),
             pids=1,
             pids_refused=self.forks_refused,
         )
+
+    def oom_kills(self) -> int:
+        if self._process.ended.is_set():
+            raise self._gone("Reading the counters")
+        return self.killed_for_memory
 
     async def crash(self) -> None:
         """Kill PID 1 as the kernel might, and wait until all it had started is gone too."""

@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +19,12 @@ COMMAND_WAIT_S = 300.0
 
 
 @contextmanager
-def own_yard(depot: Path) -> Iterator[Path]:
-    """A yard of its own state, on a free port, over an existing depot. Gives its client file.
+def own_yard(depot: Path | None, fill: Callable[[Path], None]) -> Iterator[Path]:
+    """A yard of its own state, on a free port. Gives its client file.
+
+    Args:
+        depot: where its images are; None for a depot in its own state, which goes with it.
+        fill: called with the depot's directory before the yard is raised.
 
     Raises:
         CloudyardError: it could not be raised, or not be taken down; says what `cloudyard` said.
@@ -30,11 +34,15 @@ def own_yard(depot: Path) -> Iterator[Path]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    depot = depot or state / "depot"
     up = ("up", "--state", str(state), "--run", str(run), "--depot", str(depot), "--port", port, "--json")
     try:
-        yield Path(json.loads(_cloudyard(*up))["client_file"])
+        fill(depot)
+        try:
+            yield Path(json.loads(_cloudyard(*up))["client_file"])
+        finally:
+            _cloudyard("down", "--state", str(state), "--purge")
     finally:
-        _cloudyard("down", "--state", str(state), "--purge")
         shutil.rmtree(state, ignore_errors=True)
 
 

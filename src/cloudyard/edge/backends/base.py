@@ -101,6 +101,10 @@ class Instance(Protocol):
     def usage(self) -> Usage:
         """Its counters now. Raises SandboxUnavailable when it is gone."""
 
+    def oom_kills(self) -> int:
+        """That one counter, read before and after every command: it has to be cheap. Raises as `usage`
+        does."""
+
     async def stop(self) -> None:
         """Kill everything in it, frozen or not, and give back processes, cgroups, disk and slot. Idempotent,
         bounded."""

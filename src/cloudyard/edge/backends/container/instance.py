@@ -56,6 +56,12 @@ class ContainerInstance:
         except OSError as exc:
             raise self._gone("Reading the counters") from exc
 
+    def oom_kills(self) -> int:
+        try:
+            return self._site.group.oom_kills()
+        except OSError as exc:
+            raise self._gone("Reading the counters") from exc
+
     async def freeze(self) -> None:
         """No process of it runs until `thaw`."""
         try:

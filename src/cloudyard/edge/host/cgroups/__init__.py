@@ -56,6 +56,9 @@ class Group(Protocol):
     def usage(self) -> Usage:
         """Its counters."""
 
+    def oom_kills(self) -> int:
+        """Processes of it that the kernel has killed for memory."""
+
     def remove(self) -> None:
         """Remove it, if it is there. EBUSY while a process is in it."""
 

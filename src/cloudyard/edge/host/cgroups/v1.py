@@ -54,10 +54,13 @@ class GroupV1:
             memory_bytes=files.read_number(memory / "memory.usage_in_bytes"),
             memory_peak_bytes=files.read_number(memory / "memory.max_usage_in_bytes"),
             cpu_s=files.read_number(self._where["cpuacct"] / "cpuacct.usage") / 1e9,
-            oom_kills=files.read_table(memory / "memory.oom_control").get("oom_kill", 0),
+            oom_kills=self.oom_kills(),
             pids=files.read_number(pids / "pids.current"),
             pids_refused=files.read_table(pids / "pids.events").get("max", 0),
         )
+
+    def oom_kills(self) -> int:
+        return files.read_entry(f"{self._where['memory']}/memory.oom_control", "oom_kill")
 
     def remove(self) -> None:
         for home in self._homes:

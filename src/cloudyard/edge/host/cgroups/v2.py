@@ -50,10 +50,13 @@ class GroupV2:
             memory_bytes=current,
             memory_peak_bytes=files.read_number(peak) if peak.exists() else current,
             cpu_s=files.read_table(home / "cpu.stat")["usage_usec"] / 1e6,
-            oom_kills=files.read_table(home / "memory.events").get("oom_kill", 0),
+            oom_kills=self.oom_kills(),
             pids=files.read_number(home / "pids.current"),
             pids_refused=files.read_table(home / "pids.events").get("max", 0),
         )
+
+    def oom_kills(self) -> int:
+        return files.read_entry(f"{self._home}/memory.events", "oom_kill")
 
     def remove(self) -> None:
         files.remove_directory(self._home)
