@@ -10,9 +10,10 @@ from cloudyard.core.doctor import (
     HostFacts,
     bounds,
     judge,
+    verdict,
     version_of,
 )
-from cloudyard.model import GIB
+from cloudyard.model import GIB, MIB
 
 GOOD = HostFacts(
     kernel="6.18.44-fc",
@@ -62,7 +63,8 @@ def test_a_good_machine_has_no_finding_to_mend() -> None:
         ({"core_pattern": "|/usr/lib/systemd/systemd-coredump %P"}, "core dumps", "warn"),
         ({"memory_available_bytes": 1}, "memory", "warn"),
         ({"disk_free_bytes": GIB}, "disk", "warn"),
-        ({"disk_free_bytes": 1}, "disk", "fail"),
+        ({"disk_free_bytes": 256 * MIB}, "disk", "warn"),
+        ({"disk_free_bytes": 255 * MIB}, "disk", "fail"),
         ({"overlay_reason": "not tried: needs root"}, "overlay", "warn"),
         ({"uid_overlaps": ["/etc/subuid: me has 2000000000 to 2000065535"]}, "uid ranges", "fail"),
     ],
@@ -92,6 +94,31 @@ def test_a_small_pid_max_is_named_with_its_sysctl_line() -> None:
 
 def test_more_sandboxes_than_uid_ranges_are_refused() -> None:
     assert "uid ranges" in [bound.name for bound in bounds(GOOD, 4095) if not bound.ok]
+
+
+def test_no_sysctl_is_advised_that_the_kernel_would_refuse() -> None:
+    fixes = [bound.fix for bound in bounds(replace(GOOD, pid_max=32_768), 100_000_000)]
+    assert not [fix for fix in fixes if "sysctl" in fix]
+    (advised,) = [
+        bound.fix for bound in bounds(replace(GOOD, pid_max=32_768), 4000, pids_each=1000) if not bound.ok
+    ][:1]
+    assert advised == "sysctl -w kernel.pid_max=4194304"
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "said"),
+    [
+        ({}, 0, "Sandboxes run here."),
+        ({}, 3200, "Sandboxes run here."),
+        ({"pid_max": 32_768}, 3200, "3,200 do not fit until this is raised: kernel.pid_max."),
+        ({}, 5000, "5,000 are too many for one machine: it has ids for 4,094."),
+        ({"is_root": False}, 3200, "Something that sandboxes need is missing."),
+    ],
+)
+def test_the_verdict_says_whether_so_many_fit(change: dict[str, object], count: int, said: str) -> None:
+    facts = replace(GOOD, **change)
+    rows = bounds(facts, count) if count else []
+    assert verdict(judge(facts), rows, count, uid_ranges=facts.uid_ranges).endswith(said)
 
 
 @pytest.mark.parametrize(

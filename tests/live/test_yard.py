@@ -268,3 +268,17 @@ def test_doctor_starts_a_real_sandbox_and_leaves_nothing(yard: TestYard) -> None
     assert done.returncode == 0, done.stdout
     assert findings["a sandbox"]["level"] == "ok"
     assert {bound["name"] for bound in report["bounds"]} >= {"kernel.pid_max", "memory", "uid ranges"}
+
+
+def test_doctor_fails_where_so_many_sandboxes_do_not_fit(yard: TestYard) -> None:
+    done = yard.call("doctor", "--json", "--for", "100000000", "--state", str(yard.state))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["good"]) == (1, False)
+    assert "100,000,000 are too many for one machine" in report["verdict"]
+
+
+@pytest.mark.parametrize("count", ["0", "-5"])
+def test_doctor_refuses_a_number_of_sandboxes_below_one(yard: TestYard, count: str) -> None:
+    done = yard.call("doctor", f"--for={count}", "--state", str(yard.state))
+    assert done.returncode == 2
+    assert f"--for is {count}" in done.stderr

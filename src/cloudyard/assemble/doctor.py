@@ -15,7 +15,7 @@ from msgspec import Struct
 from cloudyard.assemble.config import make_config
 from cloudyard.assemble.edge_main import BINARIES, container_backend
 from cloudyard.assemble.yard import Say
-from cloudyard.core.doctor import Bound, Finding, HostFacts, bounds, judge
+from cloudyard.core.doctor import Bound, Finding, HostFacts, bounds, judge, verdict
 from cloudyard.edge.host.probe import probe_host
 from cloudyard.errors import CloudyardError, Unsupported
 from cloudyard.fabric import find_nats_server
@@ -29,9 +29,11 @@ TRIAL_PROGRAM = "/bin/true"
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What the doctor found. `good`: nothing is missing that a sandbox cannot do without."""
+    """What the doctor found."""
 
     good: bool
+    """Nothing is missing that a sandbox cannot do without, and as many as were asked for fit."""
+    verdict: str
     findings: list[Finding]
     bounds: list[Bound] = []
 
@@ -50,10 +52,12 @@ async def examine(state: Path, *, count: int, say: Say) -> Report:
     if all(finding.level != "fail" for finding in findings) and facts.erofs in ("direct", "loop"):
         say("starting a sandbox")
         findings.append(await try_sandbox(Path(facts.disk_where)))
+    rows = bounds(facts, count) if count else []
     return Report(
-        good=all(finding.level != "fail" for finding in findings),
+        good=all(finding.level != "fail" for finding in findings) and all(bound.ok for bound in rows),
+        verdict=verdict(findings, rows, count, uid_ranges=facts.uid_ranges),
         findings=findings,
-        bounds=bounds(facts, count) if count else [],
+        bounds=rows,
     )
 
 

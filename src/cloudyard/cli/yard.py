@@ -32,7 +32,7 @@ from cloudyard.assemble.config import (
 )
 from cloudyard.assemble.doctor import Report, examine, lacks
 from cloudyard.core.doctor import Bound, Finding
-from cloudyard.errors import Conflict, NotFound, Unsupported
+from cloudyard.errors import Conflict, InvalidRequest, NotFound, Unsupported
 from cloudyard.model import GIB
 
 REMOVED_SHOWN = 20  # lines of what `down` had to remove by force
@@ -136,19 +136,25 @@ def add_doctor_arguments(parser: ArgumentParser) -> None:
     """Declare what `doctor` takes."""
     _add_state(parser)
     parser.add_argument(
-        "--for", type=int, default=0, dest="count", metavar="N", help="check every bound for N sandboxes"
+        "--for", type=int, dest="count", metavar="N", help="check every bound for N sandboxes"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_doctor(args: Namespace) -> int:
-    """Say what this machine offers and lacks. 1 when something is missing that sandboxes need."""
+    """Say what this machine offers and lacks. 1 when something is missing that sandboxes need, or when not as
+    many as asked for fit."""
+    if args.count is not None and args.count < 1:
+        raise InvalidRequest(
+            f"--for is {args.count}, which is no number of sandboxes.", code="bad_count", hint="At least 1."
+        )
+    count = args.count or 0
     with _progress(quiet=args.json) as say:
-        report = anyio.run(partial(examine, args.state, count=args.count, say=say))
+        report = anyio.run(partial(examine, args.state, count=count, say=say))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
-        _print_report(report, args.count)
+        _print_report(report, count)
     return 0 if report.good else 1
 
 
@@ -214,7 +220,7 @@ def _print_report(report: Report, count: int) -> None:
     console = Console()
     console.print(table)
     if report.bounds:
-        console.print(f"\nFor {count} sandboxes:")
+        console.print(f"\nFor {count:,} sandboxes:")
         bounds = Table("", "", "needs", "has", box=None, pad_edge=False)
         for bound in report.bounds:
             bounds.add_row(*_bound_row(bound))
@@ -222,9 +228,7 @@ def _print_report(report: Report, count: int) -> None:
         for bound in report.bounds:
             if bound.fix:
                 print(f"{bound.name}: {bound.fix}")
-    console.print(
-        "\n" + ("Sandboxes run here." if report.good else "Something that sandboxes need is missing.")
-    )
+    console.print(f"\n{report.verdict}", highlight=False)
 
 
 def _finding_row(finding: Finding) -> tuple[str, str, str]:

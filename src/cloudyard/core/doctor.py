@@ -6,6 +6,7 @@ Pure: `edge/host/probe.py` reads and tries, this file judges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -28,9 +29,11 @@ NAMESPACES_PER_SANDBOX = 2  # of a kind at most: its own, and one parked in the 
 SYSTEM_PIDS = 1_000  # left to the rest of the machine
 SYSTEM_MEMORY_BYTES = 1 * GIB
 DISK_LOW_BYTES = 2 * GIB
-DISK_FULL_BYTES = 16 * MIB  # less is not enough to start with
+DISK_FULL_BYTES = 256 * MIB  # less is not enough to start with: logs and NATS alone may take as much
 MEMORY_LOW_BYTES = 1 * GIB
+PID_MAX_LIMIT = 4_194_304  # the kernel's own bound of pid_max, on 64 bits
 
+SPREAD_FIX = "Spread the sandboxes over more machines."
 UNTRIED = "not tried"  # how the reason begins of a trial that another finding kept from being made
 OVERLAY_FIX = "modprobe overlay; or have the state directory on ext4, xfs, btrfs or tmpfs."
 PROGRAMS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "mmdebstrap": "mmdebstrap"}
@@ -133,7 +136,8 @@ def judge(facts: HostFacts) -> list[Finding]:
 def bounds(facts: HostFacts, count: int, *, pids_each: int = PIDS_WORKING) -> list[Bound]:
     """What `count` sandboxes need of each bounded thing, and what this machine has of it."""
     pids = count * pids_each + SYSTEM_PIDS
-    pid_max = _power_of_two(pids)
+    pid_max = min(_power_of_two(pids), PID_MAX_LIMIT)
+    beyond = pids > PID_MAX_LIMIT or count > facts.uid_ranges
     descriptors = count * DESCRIPTORS_PER_SANDBOX + DESCRIPTORS_BASE
     spaces = count * NAMESPACES_PER_SANDBOX + SYSTEM_PIDS
     memory = count * MEMORY_IDLE_BYTES + SYSTEM_MEMORY_BYTES
@@ -141,7 +145,7 @@ def bounds(facts: HostFacts, count: int, *, pids_each: int = PIDS_WORKING) -> li
         ("kernel.pid_max", pids, facts.pid_max, "pids", f"sysctl -w kernel.pid_max={pid_max}"),
         ("kernel.threads-max", pids, facts.threads_max, "threads", f"sysctl -w kernel.threads-max={pid_max}"),
         ("memory", memory, facts.memory_available_bytes, "bytes", "Idle sandboxes alone need that much."),
-        ("uid ranges", count, facts.uid_ranges, "ranges", "Spread the sandboxes over more machines."),
+        ("uid ranges", count, facts.uid_ranges, "ranges", SPREAD_FIX),
         (
             "file descriptors",
             descriptors,
@@ -170,9 +174,37 @@ def bounds(facts: HostFacts, count: int, *, pids_each: int = PIDS_WORKING) -> li
         ),
     ]
     return [
-        Bound(name=name, needs=needs, has=has, unit=unit, ok=has >= needs, fix="" if has >= needs else fix)
+        Bound(
+            name=name,
+            needs=needs,
+            has=has,
+            unit=unit,
+            ok=has >= needs,
+            fix="" if has >= needs else SPREAD_FIX if beyond else fix,
+        )
         for name, needs, has, unit, fix in rows
     ]
+
+
+def verdict(findings: Sequence[Finding], low: Sequence[Bound], count: int, *, uid_ranges: int) -> str:
+    """The closing sentence: whether sandboxes run here, and whether so many do.
+
+    Args:
+        findings: all of them.
+        low: the bounds, if any were computed.
+        count: for how many sandboxes they were.
+        uid_ranges: that this machine has.
+    """
+    if any(finding.level == "fail" for finding in findings):
+        return "Something that sandboxes need is missing."
+    names = [bound.name for bound in low if not bound.ok]
+    if not names:
+        return "Sandboxes run here."
+    if count > uid_ranges:
+        return (
+            f"Sandboxes run here, but {count:,} are too many for one machine: it has ids for {uid_ranges:,}."
+        )
+    return f"Sandboxes run here, but {count:,} do not fit until this is raised: {', '.join(names)}."
 
 
 def _power_of_two(number: int) -> int:
@@ -324,8 +356,10 @@ def _disk(facts: HostFacts) -> Finding:
     text = f"{free / MIB:,.0f} MiB free in {facts.disk_where}"
     if free >= DISK_LOW_BYTES:
         return Finding(name="disk", level="ok", text=text)
-    level: Level = "warn" if free >= DISK_FULL_BYTES else "fail"
     fix = "Images and writable layers live there: free some, or give another place with --state."
+    level: Level = "warn"
+    if free < DISK_FULL_BYTES:
+        level, text = "fail", f"only {text}, and a yard needs {DISK_FULL_BYTES // MIB} MiB to start"
     return Finding(name="disk", level=level, text=text, fix=fix)
 
 

@@ -232,7 +232,12 @@ class Edge:
                     raise YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining")
                 return raw(
                     await self.yard.create(
-                        call.sandbox, normalised(call.spec), project=call.project, cause=call.cause
+                        call.sandbox,
+                        normalised(call.spec),
+                        project=call.project,
+                        cause=call.cause,
+                        begin_by=call.begin_by,
+                        expires_at=call.expires_at,
                     )
                 )
             case CallList():

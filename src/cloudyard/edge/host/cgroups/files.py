@@ -113,8 +113,9 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_parents(homes: Iterable[Path]) -> None:
-    """Remove the parents that are empty, and the directory above each that is empty then."""
+    """Remove the parents that are empty, and the directory above each that is empty then: also where the
+    parent was gone already."""
     for home in homes:
-        with contextlib.suppress(OSError):
-            home.rmdir()
-            home.parent.rmdir()
+        for directory in (home, home.parent):
+            with contextlib.suppress(OSError):  # another yard's are in it, or it is gone
+                directory.rmdir()
