@@ -227,9 +227,11 @@ class Edge:
             case CallCreate():
                 if edge_of(call.sandbox) != self.config.edge:
                     message = f"{call.sandbox} does not belong to edge {self.config.edge}."
-                    raise InvalidRequest(message, code="wrong_edge")
+                    hint = "The id names the edge; send it there."
+                    raise InvalidRequest(message, code="wrong_edge", hint=hint)
                 if self._draining:
-                    raise YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining")
+                    hint = "Try again: another edge takes it, or this one once it is back."
+                    raise YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining", hint=hint)
                 return raw(
                     await self.yard.create(
                         call.sandbox,
