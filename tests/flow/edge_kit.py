@@ -214,7 +214,9 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[EdgeKit]:
-    """An edge whose file operations see the test's directory; at the end every sandbox of it is stopped and nothing may be left."""
+    """An edge whose file operations see the test's directory. At the end every sandbox of it is stopped and
+    nothing may be left.
+    """
     with tempfile.TemporaryDirectory(prefix="cy-edge-") as name:
         async with running_edge(Path(name), root=tmp_path.parent) as made:
             yield made
