@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from yards import TestYard
+
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
