@@ -241,7 +241,8 @@ class Yard:
             raise SandboxUnavailable(
                 f"Sandbox {info.id} of the key {key!r} is {info.state}: {info.reason or 'nobody says why'}.",
                 code="not_running",
-                hint="A key names one sandbox for ever: use another key for a new one.",
+                hint="A key names one sandbox for 24 hours: use another key for a new one.",
+                fault="policy",
             )
         return Sandbox(self._caller, info.id)
 

@@ -173,12 +173,12 @@ class EdgeReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ImageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An image as the HTTP API lists it."""
+    """An image as the HTTP API lists it. What the yard does not know is left out."""
 
     name: str
-    layers: list[str]
+    layers: list[str] = []
     size_bytes: int = 0
-    config: ImageConfig = msgspec.field(default_factory=ImageConfig)
+    config: ImageConfig | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode
