@@ -56,11 +56,11 @@ class Parser(ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        for word in message.split():
-            if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions:
-                near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
-                message += f"; did you mean {near[0]}?" if near else ""
-                break
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split()[0].partition("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
         super().error(message)
 
 

@@ -74,7 +74,7 @@ async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
         except InvalidRequest as error:
             if error.code != "not_started":
                 raise
-            print(f"cloudyard: {error.message}{_hint_of_cwd(error.message, args)}", file=sys.stderr)
+            print(f"cloudyard: {error.message} {_hint_of_cwd(error.message, args)}".rstrip(), file=sys.stderr)
             return EXIT_NOT_STARTED
     _explain(done)
     for loss in cut:
@@ -119,7 +119,7 @@ def _hint_of_cwd(message: str, args: Namespace) -> str:
     """What to do when the image's directory is closed to the user that was asked for."""
     if not args.user or args.cwd or ": cwd " not in message or not message.endswith("Permission denied."):
         return ""
-    return f" User {args.user} may not enter the directory where commands start; give --cwd, such as --cwd /."
+    return f"User {args.user} may not enter the directory where commands start; give --cwd, such as --cwd /."
 
 
 async def _feed(process: Process) -> None:
@@ -219,9 +219,15 @@ async def _shell_in(box: Sandbox, args: Namespace, *, keep: Callable[[], Awaitab
         process = await box.attach(args.attach)
     else:
         term = {"TERM": os.environ.get("TERM", "xterm-256color")}
-        process = await box.shell(
-            rows=size.lines, cols=size.columns, env=term | _env(args), cwd=args.cwd, user=args.user
-        )
+        try:
+            process = await box.shell(
+                rows=size.lines, cols=size.columns, env=term | _env(args), cwd=args.cwd, user=args.user
+            )
+        except InvalidRequest as error:
+            hint = _hint_of_cwd(error.message, args)
+            raise InvalidRequest(
+                error.message, code=error.code, hint=hint or error.hint, fault=error.fault
+            ) from error
     match await converse(process):
         case Parting.ENDED:
             return exit_code_of(await process.wait(output=False))
