@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cloudyard import blocking as blocking
     from cloudyard.errors import CloudyardError as CloudyardError
     from cloudyard.errors import Conflict as Conflict
     from cloudyard.errors import Forbidden as Forbidden
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from cloudyard.errors import Unauthorized as Unauthorized
     from cloudyard.errors import Unsupported as Unsupported
     from cloudyard.errors import YardUnavailable as YardUnavailable
-    from cloudyard.sdk import blocking as blocking
+    from cloudyard.model import Pty as Pty
     from cloudyard.sdk.client import Yard as Yard
     from cloudyard.sdk.client import connect as connect
     from cloudyard.sdk.process import Completed as Completed
@@ -44,6 +45,7 @@ _ERRORS = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "cloudyard.errors"),
     "Completed": "cloudyard.sdk.process",
+    "Pty": "cloudyard.model",
     "Process": "cloudyard.sdk.process",
     "Sandbox": "cloudyard.sdk.sandbox",
     "Yard": "cloudyard.sdk.client",
@@ -55,7 +57,7 @@ __all__ = [*sorted([*_HOMES, "blocking", "__version__"])]
 
 def __getattr__(name: str) -> Any:
     if name == "blocking":
-        value: Any = import_module("cloudyard.sdk.blocking")
+        value: Any = import_module("cloudyard.blocking")
     elif name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
     else:

@@ -616,6 +616,8 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
             hint=f"At most {LABELS_MAX} labels of {LABEL_BYTES_MAX} characters, name and value together.",
         )
     check_env(spec.env)
+    _check_text("The spec", spec.cwd, spec.user, *spec.labels, *spec.labels.values())
+    _check_cwd(spec.cwd)
     return replace(spec, memory=memory)
 
 
@@ -623,8 +625,9 @@ def check_command(command: CommandSpec) -> None:
     """Check a command's own bounds.
 
     Raises:
-        InvalidRequest: neither or both of argv and shell, a NUL byte, a bad name in env, a number out of
-            range. LimitExceeded: argv or shell, env and stdin together are over COMMAND_BYTES_MAX.
+        InvalidRequest: neither or both of argv and shell, a NUL byte, a bad name in env, a cwd that is not
+            absolute, what cannot be written as UTF-8, a number out of range. LimitExceeded: argv or shell,
+            env and stdin together are over COMMAND_BYTES_MAX.
     """
     if bool(command.argv) == bool(command.shell):
         raise InvalidRequest(
@@ -636,11 +639,13 @@ def check_command(command: CommandSpec) -> None:
         )
     if any("\0" in part for part in (*command.argv, command.shell, command.cwd, command.user)):
         raise InvalidRequest("The command holds a NUL byte, which no argument can carry.", code="bad_command")
+    _check_text("The command", *command.argv, command.shell, command.cwd, command.user)
+    _check_cwd(command.cwd)
     if command.timeout_s is not None and not 0 < command.timeout_s <= TIMEOUT_MAX_S:
         raise InvalidRequest(
             f"timeout_s is {command.timeout_s}.",
             code="bad_timeout",
-            hint=f"Between 0 and {TIMEOUT_MAX_S:.0f} seconds.",
+            hint=f"Above 0, and at most {_readable(TIMEOUT_MAX_S, 'seconds')}.",
         )
     _in_range("output_limit_bytes", command.output_limit_bytes, 0, OUTPUT_LIMIT_MAX_BYTES, "bytes")
     check_env(command.env)
@@ -658,13 +663,16 @@ def check_env(env: dict[str, str]) -> None:
     """Check names and values of an environment.
 
     Raises:
-        InvalidRequest: a name is empty or holds `=` or NUL, or a value holds NUL.
+        InvalidRequest: a name is empty or holds `=` or NUL, a value holds NUL, or one of them is no text.
     """
     for name, value in env.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise InvalidRequest(
-                f"env has the entry {name!r}, which no environment can carry.", code="bad_env"
+                f"env has the entry {name!r}, which no environment can carry.",
+                code="bad_env",
+                hint="A name is not empty and holds no =, and nothing holds a NUL byte.",
             )
+        _check_text("env", name, value)
 
 
 def check_path(path: str) -> None:
@@ -673,6 +681,7 @@ def check_path(path: str) -> None:
     Raises:
         InvalidRequest: it is not.
     """
+    _check_text("path", path)
     if not path.startswith("/") or "\0" in path or len(path.encode()) > PATH_BYTES_MAX:
         raise InvalidRequest(
             f"path is {path[:200]!r}.",
@@ -687,6 +696,7 @@ def check_key(key: str) -> None:
     Raises:
         InvalidRequest: it is too long or holds control characters.
     """
+    _check_text("The key", key)
     if len(key.encode()) > KEY_BYTES_MAX or any(ord(char) < 32 for char in key):
         raise InvalidRequest(
             f"The key {key[:80]!r} cannot be used.",
@@ -695,10 +705,41 @@ def check_key(key: str) -> None:
         )
 
 
+def _readable(value: float, unit: str) -> str:
+    """A quantity as a person would write it: in the largest unit of which it is a whole number."""
+    steps = {
+        "bytes": ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")),
+        "seconds": ((24 * 3600, "days"), (3600, "hours"), (60, "minutes")),
+    }
+    for size, name in steps.get(unit, ()):
+        if value >= size and value % size == 0:
+            return f"{value / size:.15g} {name if value > size else name.removesuffix('s')}"
+    return f"{value:.15g} {unit if value != 1 else unit.removesuffix('s')}"
+
+
+def _check_text(what: str, *texts: str) -> None:
+    for text in texts:
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            raise InvalidRequest(
+                f"{what} holds half a character (a surrogate), which cannot be written as UTF-8.",
+                code="bad_text",
+                hint="Send bytes that are no text through stdin or a file.",
+            )
+
+
+def _check_cwd(cwd: str) -> None:
+    if cwd and not cwd.startswith("/"):
+        raise InvalidRequest(
+            f"cwd is {cwd[:200]!r}, which is not absolute.",
+            code="bad_cwd",
+            hint="Write it from the root of the sandbox, such as /root/work.",
+        )
+
+
 def _in_range(name: str, value: float, low: float, high: float, unit: str) -> None:
     if not low <= value <= high:  # NaN fails both comparisons and is refused too
         raise InvalidRequest(
-            f"{name} is {value}, out of range.",
+            f"{name} is {_readable(value, unit)}, out of range.",
             code="out_of_range",
-            hint=f"Between {low:g} and {high:g} {unit}.",
+            hint=f"Between {_readable(low, unit)} and {_readable(high, unit)}.",
         )

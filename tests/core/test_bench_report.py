@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import anyio
 import pytest
@@ -14,6 +15,8 @@ from rich.console import Console
 from cloudyard.cli import main
 from cloudyard.cli.benchmarks.measures import MEASURES, _idle, _memory_back
 from cloudyard.cli.benchmarks.report import GOALS, Metric, Report, percentile, timed
+from cloudyard.cli.benchmarks.yard import own_yard
+from cloudyard.errors import LimitExceeded
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
@@ -85,6 +88,19 @@ def test_memory_that_could_not_be_measured_has_no_value() -> None:
     for metric in (_idle(-16.0, 50), anyio.run(back)):
         assert metric.value is None
         assert "not to be told, 16 MB came free" in metric.note
+
+
+def test_an_image_that_could_not_be_built_leaves_nothing() -> None:
+    made: list[Path] = []
+
+    def fill(depot: Path) -> None:
+        depot.mkdir(parents=True)
+        made.append(depot.parent)
+        raise LimitExceeded("full", code="disk_full")
+
+    with pytest.raises(LimitExceeded), own_yard(None, fill):
+        pass
+    assert [state.exists() for state in made] == [False]
 
 
 def test_every_goal_is_of_a_metric_that_is_measured() -> None:

@@ -44,6 +44,13 @@ def test_a_kill_that_may_have_struck_another_command_says_so():
         assert ("other commands" in fault.evidence) is shared
 
 
+def test_a_user_that_is_unknown_and_a_process_limit_are_said_in_words():
+    user = judge_not_started("user", errno.ENOENT, "no user nosuch in /etc/passwd", forks_refused=0)
+    assert user.error == "there is no user nosuch in the sandbox's /etc/passwd"
+    fork = judge_not_started("fork", errno.EAGAIN, "the command's keeper", forks_refused=0)
+    assert "`pids` limit" in fork.error
+
+
 @pytest.mark.parametrize(
     ("what", "number", "refused", "code", "label", "reason"),
     [

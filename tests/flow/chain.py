@@ -21,7 +21,7 @@ from cloudyard.fabric import Credentials, Fabric
 from cloudyard.model import GIB
 from cloudyard.testing.fake_backend import FakeBackend, fake_images
 from cloudyard.testing.nats import NatsServer, nats_server
-from flow.edge_kit import config_for, guest_program
+from flow.edge_kit import config_for, guest_program, mirrored_root
 
 TOKEN = "cy_chain_token"
 START_S, STOP_S = 20.0, 30.0
@@ -83,10 +83,10 @@ async def chain(directory: Path) -> AsyncIterator[Chain]:
 @asynccontextmanager
 async def real_edge(made: Chain, directory: Path) -> AsyncIterator[Edge]:
     """An edge on the fake backend with the real guest, served over NATS. Its sandboxes are stopped at
-    the end.
+    the end. File operations see the parent of `directory`, under its own name as commands do.
     """
     credentials = made.nats.credentials("edge-e1")
-    backend = FakeBackend(directory / "fake", guest_program(), files_root=Path("/"))
+    backend = FakeBackend(directory / "fake", guest_program(), files_root=mirrored_root(directory.parent))
     backends: dict[str, Backend] = {"container": backend}
     config = config_for(directory, memory_total_bytes=8 * GIB)
     edge = Edge(config, backends=backends, images=fake_images, image_names=lambda: ["debian"])

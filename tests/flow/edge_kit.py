@@ -63,6 +63,17 @@ def guest_program() -> Path:
     return GUEST
 
 
+def mirrored_root(directory: Path) -> Path:
+    """The directory as the root of file operations. Its own path leads back to it inside, so that below it
+    commands and file operations see the same under the same names, and nothing of the machine beside it.
+    """
+    inside = directory / directory.resolve().relative_to("/")
+    inside.parent.mkdir(parents=True, exist_ok=True)
+    if not inside.is_symlink():
+        inside.symlink_to("/")
+    return directory
+
+
 def sandbox_id(number: int = 0) -> str:
     """An id of the edge e1."""
     return f"sb-e1-{number:012d}"
@@ -159,10 +170,21 @@ def config_for(directory: Path, **settings: object) -> EdgeConfig:
 
 @asynccontextmanager
 async def running_edge(
-    directory: Path, *, clock: Clock | None = None, slots: int = 4096, **settings: object
+    directory: Path,
+    *,
+    clock: Clock | None = None,
+    root: Path | None = None,
+    slots: int = 4096,
+    **settings: object,
 ) -> AsyncIterator[EdgeKit]:
-    """An edge over a state directory. Its sandboxes outlive it, as in life."""
-    backend = FakeBackend(directory / "fake", guest_program(), files_root=Path("/"), slots=slots)
+    """An edge over a state directory. Its sandboxes outlive it, as in life.
+
+    Args:
+        root: below it file operations see what commands see; the state directory if left out.
+    """
+    backend = FakeBackend(
+        directory / "fake", guest_program(), files_root=mirrored_root(root or directory), slots=slots
+    )
     config = config_for(directory, **settings)
     async with (
         backend,
@@ -191,10 +213,12 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-async def kit() -> AsyncIterator[EdgeKit]:
-    """An edge; at the end every sandbox of it is stopped and nothing may be left."""
+async def kit(tmp_path: Path) -> AsyncIterator[EdgeKit]:
+    """An edge whose file operations see the test's directory. At the end every sandbox of it is stopped and
+    nothing may be left.
+    """
     with tempfile.TemporaryDirectory(prefix="cy-edge-") as name:
-        async with running_edge(Path(name)) as made:
+        async with running_edge(Path(name), root=tmp_path.parent) as made:
             yield made
             await made.edge.stop_all()
             assert not made.edge.yard.sandboxes

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import signal
 import struct
 import subprocess
@@ -19,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import pytest
 
 from cloudyard import connect
 from flow.chain import TOKEN, Chain, chain, real_edge
@@ -77,17 +79,64 @@ async def test_run_passes_bytes_and_the_exit_code_on(yard_dir: Path) -> None:
         assert json.loads((await cloudyard(made, "ls", "--json")).stdout) == []
 
 
-async def test_interrupting_run_kills_the_command_and_stops_the_sandbox(yard_dir: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_to_run_kills_the_command_and_stops_the_sandbox(
+    yard_dir: Path, number: signal.Signals
+) -> None:
     mark = yard_dir / "pid"
     async with yard_at(yard_dir) as made, connect(made.url, TOKEN) as yard:
         words = command_line("run", f"echo $$ > {mark}; sleep 600")
         async with await anyio.open_process(words, env=environment(made)) as process:
             await wait_until(lambda: mark.exists() and bool(mark.read_text()), "the command runs")
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             with anyio.fail_after(BOUND_S):
-                assert await process.wait() == 130
+                assert await process.wait() == 128 + number
         assert not Path(f"/proc/{int(mark.read_text())}").exists()
         assert await yard.list() == []
+
+
+async def test_a_sandbox_does_not_outlive_a_killed_program_and_not_its_lease_while_it_lives(
+    yard_dir: Path,
+) -> None:
+    mark = yard_dir / "pid"
+    async with yard_at(yard_dir) as made, connect(made.url, TOKEN) as yard:
+        words = command_line("run", "--lease", "1.5", f"echo $$ > {mark}; sleep 600")
+        async with await anyio.open_process(words, env=environment(made)) as process:
+            await wait_until(lambda: mark.exists() and bool(mark.read_text()), "the command runs")
+            (info,) = await yard.list()
+            with anyio.fail_after(BOUND_S):
+                while ((await yard.list())[0].max_ttl_s or 0) < 3:  # it was renewed
+                    await anyio.sleep(0.1)
+            process.kill()
+            with anyio.fail_after(BOUND_S):
+                while await yard.list():
+                    await anyio.sleep(0.1)
+        assert (await (await yard.get(info.id)).info()).reason == "max_ttl"
+        await wait_until(lambda: not Path(f"/proc/{int(mark.read_text())}").exists(), "the command is gone")
+
+
+async def test_run_passes_on_more_than_an_answer_keeps(yard_dir: Path) -> None:
+    async with yard_at(yard_dir) as made:
+        done = await cloudyard(made, "run", "seq 1 3000000 | head -c 20000000")
+        expected = "".join(f"{n}\n" for n in range(1, 3_000_001)).encode()[:20_000_000]
+        assert (done.returncode, done.stdout == expected) == (0, True)
+
+
+async def test_run_ends_quietly_when_nobody_reads_its_output(yard_dir: Path) -> None:
+    async with yard_at(yard_dir) as made, connect(made.url, TOKEN) as yard:
+        script = f"{{ {shlex.join(command_line('run', 'yes'))}; echo $? >&2; }} | head -n 1"
+        with anyio.fail_after(BOUND_S):
+            done = await anyio.run_process(["/bin/sh", "-c", script], env=environment(made))
+        assert (done.stdout, done.stderr) == (b"y\n", b"141\n")
+        assert await yard.list() == []
+
+
+async def test_a_misspelt_word_is_answered_with_the_one_that_was_meant(yard_dir: Path) -> None:
+    async with yard_at(yard_dir) as made:
+        done = await cloudyard(made, "run", "--imgae", "debian", "true")
+        assert (done.returncode, b"did you mean --image?" in done.stderr) == (2, True)
+        done = await cloudyard(made, "shel")
+        assert (done.returncode, b"did you mean shell?" in done.stderr) == (2, True)
 
 
 class Terminal:
@@ -122,6 +171,12 @@ class Terminal:
                 await anyio.wait_readable(self._control)
                 self.output += os.read(self._control, 65536)
         self.output = self.output.partition(text)[2]
+
+    async def hang_up(self) -> int:
+        """Close the terminal, as one does with its window."""
+        os.close(self._control)
+        with anyio.fail_after(BOUND_S):
+            return await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
     async def wait(self) -> int:
         with anyio.fail_after(BOUND_S):
@@ -165,6 +220,15 @@ async def test_a_shell_that_ends_takes_its_sandbox_along(yard_dir: Path) -> None
         shell = Terminal(made, "shell")
         shell.type(b"exit 3\n")
         assert await shell.wait() == 3
+        assert await yard.list() == []
+
+
+async def test_a_shell_whose_terminal_goes_takes_its_sandbox_along(yard_dir: Path) -> None:
+    async with yard_at(yard_dir) as made, connect(made.url, TOKEN) as yard:
+        shell = Terminal(made, "shell")
+        shell.type(b"echo he''re\n")
+        await shell.expect(b"here\r\n")
+        assert await shell.hang_up() == 128 + signal.SIGHUP
         assert await yard.list() == []
 
 

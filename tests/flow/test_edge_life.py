@@ -21,6 +21,7 @@ from cloudyard.errors import (
     NotFound,
     SandboxUnavailable,
     Unsupported,
+    YardUnavailable,
 )
 from cloudyard.model import (
     GIB,
@@ -54,6 +55,44 @@ async def timed(clock: FakeClock) -> AsyncIterator[EdgeKit]:
         async with running_edge(Path(name), clock=clock) as made:
             yield made
             await made.edge.stop_all()
+
+
+async def test_a_create_that_nobody_waits_for_any_more_is_not_begun(timed: EdgeKit, clock: FakeClock):
+    now = clock.wall()
+    call = CallCreate(
+        project=PROJECT, sandbox=sandbox_id(), spec=SandboxSpec(image="debian"), begin_by=now - 1
+    )
+    with pytest.raises(YardUnavailable) as caught:
+        await timed.ask(call)
+    assert (caught.value.code, caught.value.retry_safe) == ("create_expired", True)
+    assert not timed.edge.yard.sandboxes
+    info = await timed.ask(msgspec.structs.replace(call, begin_by=now + 1, expires_at=now + 100))
+    assert isinstance(info, SandboxInfo)
+    assert await timed.ask(call) == info
+
+
+async def test_a_sandbox_that_is_ready_too_late_is_removed_unless_somebody_waits_longer(
+    timed: EdgeKit, clock: FakeClock
+):
+    now = clock.wall()
+    early = CallCreate(
+        project=PROJECT, sandbox=sandbox_id(), spec=SandboxSpec(image="debian"), expires_at=now - 1
+    )
+    with pytest.raises(SandboxUnavailable) as caught:
+        await timed.ask(early)
+    assert caught.value.code == "create_expired"
+    await until(lambda: not timed.edge.yard.sandboxes)
+    patient = msgspec.structs.replace(early, sandbox=sandbox_id(1), expires_at=now + 100)
+    hasty = msgspec.structs.replace(patient, expires_at=now - 1)
+    answers: list[object] = []
+
+    async def ask(call: CallCreate) -> None:
+        answers.append(await timed.ask(call))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, hasty)
+        tasks.start_soon(ask, patient)
+    assert [isinstance(answer, SandboxInfo) for answer in answers] == [True, True]
 
 
 async def state_of(box: Box) -> tuple[str, str]:

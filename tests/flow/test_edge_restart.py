@@ -132,7 +132,7 @@ async def test_results_and_keys_are_remembered(state: Path):
 
 
 async def test_steps_that_were_under_way_are_settled(state: Path):
-    gone, make = Start(command=command("echo gone")), MakeDir(path="/tmp/never")
+    gone, make = Start(command=command("echo gone")), MakeDir(path=str(state / "never"))
     async with running_edge(state) as kit:
         box = await kit.create()
         await box.run("true")
@@ -155,7 +155,7 @@ async def test_steps_that_were_under_way_are_settled(state: Path):
             with pytest.raises(CloudyardError) as caught:
                 await box.do(make, key="make")
             assert caught.value.code == "step_lost"
-        assert not Path("/tmp/never").exists()
+        assert not (state / "never").exists()
         info = await box.get(FileInfo, write, key="write")
         assert not info.replayed
         assert Path(path).read_bytes() == b"x"

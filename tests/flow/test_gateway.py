@@ -268,8 +268,32 @@ async def test_file_routes_list_stat_make_and_remove(client: httpx.AsyncClient, 
 
 
 async def test_images_are_those_that_edges_have(client: httpx.AsyncClient) -> None:
-    names = [row["name"] for row in (await client.get("/v1/images")).json()["images"]]
-    assert names == ["debian", "python"]
+    assert (await client.get("/v1/images")).json() == {"images": [{"name": "debian"}, {"name": "python"}]}
+
+
+async def test_a_misspelt_query_parameter_is_named_with_those_there_are(
+    client: httpx.AsyncClient, box: str
+) -> None:
+    answer = await client.get("/v1/sandboxes", params={"stoped": "true"})
+    assert error(answer) == (400, "invalid_request", "unknown_parameter")
+    assert "stoped" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["hint"] == "It takes: stopped."
+    assert error(await client.get(box, params={"x": "1"}))[2] == "unknown_parameter"
+
+
+async def test_a_missing_body_is_called_that(client: httpx.AsyncClient, box: str) -> None:
+    for path in (f"{box}/exec", "/v1/sandboxes"):
+        answer = await client.post(path)
+        assert error(answer) == (400, "invalid_request", "body_missing")
+
+
+async def test_the_schema_is_a_page_that_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
+    page = await client.get("/schema", headers={"Authorization": ""})
+    assert page.status_code == 200
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert "/v1/sandboxes/{sandbox}/exec" in page.text
+    assert "http://" not in page.text
+    assert "https://" not in page.text
 
 
 async def test_the_schema_describes_every_route_from_the_same_structs(client: httpx.AsyncClient) -> None:

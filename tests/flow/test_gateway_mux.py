@@ -94,6 +94,15 @@ async def test_an_operation_goes_and_its_result_comes(yard: Yard) -> None:
     assert result.stdout == b"hi\n"
 
 
+async def test_a_frame_that_asks_for_nothing_closes_the_socket_with_a_reason(yard: Yard) -> None:
+    await yard.socket.send(encode({"requset": {}}))
+    with pytest.raises(ConnectionClosed) as caught:
+        await yard.socket.recv()
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1007
+    assert "no request" in caught.value.rcvd.reason
+
+
 async def test_a_thousand_in_flight_from_one_client_all_come_back(yard: Yard) -> None:
     for number in range(1, 1001):
         await yard.send(number, ECHO)

@@ -15,8 +15,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloudyard import Conflict, InvalidRequest, NotFound, Sandbox, Yard, blocking, connect
-from cloudyard.model import Pty
+from cloudyard import (
+    Conflict,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    Pty,
+    Sandbox,
+    Yard,
+    blocking,
+    connect,
+)
 from flow.chain import TOKEN, Chain, chain, real_edge
 from support import REPOSITORY, wait_until
 
@@ -77,6 +86,60 @@ async def test_large_output_comes_whole_and_is_cut_where_it_was_asked_to_be(
         done = await box.run("seq 1 3000000 | head -c 20000000", output_limit_bytes=MIB)
         assert done.stdout == expected[:MIB]
         assert (done.stdout_total, done.truncated) == (20_000_000, True)
+
+
+async def test_a_stream_that_was_cut_does_not_end_as_if_it_were_whole(yard_dir: Path) -> None:
+    async with yard_of(yard_dir) as (_, yard), yard.sandbox("debian") as box:
+        process = await box.start("head -c 3000000 /dev/zero", output_limit_bytes=MIB)
+        got = bytearray()
+
+        async def read() -> None:
+            async for piece in process.stdout():
+                got.extend(piece)
+
+        with pytest.raises(LimitExceeded, match=f"3000000 bytes, of which {MIB} were kept") as caught:
+            await read()
+        assert (len(got), caught.value.code) == (MIB, "output_truncated")
+        assert [piece async for piece in process.stderr()] == []
+        done = await process.wait()
+        assert (len(done.stdout), done.truncated) == (MIB, True)
+        done = await process.wait(output=False)
+        assert (done.stdout, done.stdout_total, done.truncated) == (b"", 3_000_000, True)
+        whole = await box.start("head -c 20000000 /dev/zero")
+        assert sum([len(piece) async for piece in whole.stdout()]) == 20_000_000
+
+
+@both
+async def test_text_that_is_none_is_refused(yard_dir: Path, transport: str) -> None:
+    async with yard_of(yard_dir, transport) as (_, yard), yard.sandbox("debian") as box:
+        for call in (
+            lambda: box.run("echo \udcff"),
+            lambda: box.run("true", cwd="/\udcff"),
+            lambda: box.run("true", key="\udcff"),
+            lambda: box.read("/\udcff"),
+            lambda: yard.create("debian", labels={"a": "\udcff"}),
+        ):
+            with pytest.raises(InvalidRequest):
+                await call()
+        assert (await box.run("echo on")).text == "on\n"
+
+
+async def test_errors_of_local_files_name_them(yard_dir: Path, tmp_path: Path) -> None:
+    top = yard_dir / "files"
+    async with yard_of(yard_dir) as (_, yard), yard.sandbox("debian") as box:
+        await box.write(f"{top}/f", b"x")
+        with pytest.raises(NotFound, match=f"no directory {tmp_path}/missing"):
+            await box.download(f"{top}/f", tmp_path / "missing" / "f")
+        with pytest.raises(InvalidRequest, match="is a directory"):
+            await box.download(f"{top}/f", tmp_path)
+        (tmp_path / "file").touch()
+        with pytest.raises(InvalidRequest, match="not a directory"):
+            await box.download(f"{top}/f", tmp_path / "file" / "f")
+        with pytest.raises(InvalidRequest, match=f"{tmp_path}/file"):
+            await box.download(str(top), tmp_path / "file")
+        with pytest.raises(NotFound):
+            await box.upload(tmp_path / "missing", f"{top}/g")
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @both
@@ -345,6 +408,22 @@ async def test_leaving_the_block_by_cancellation_stops_the_sandbox(yard_dir: Pat
             await wait_until(lambda: bool(made), "the sandbox is there")
             tasks.cancel_scope.cancel()
         assert (await made[0].info()).state == "stopped"
+
+
+async def test_cancelling_around_the_client_stops_the_sandbox(yard_dir: Path) -> None:
+    mark = yard_dir / "pid"
+    async with yard_of(yard_dir) as (made, yard):
+
+        async def use() -> None:
+            async with connect(made.url, TOKEN) as inner, inner.sandbox("debian") as box:
+                await box.run(f"echo $$ > {mark}; sleep 600")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await wait_until(lambda: mark.exists() and bool(mark.read_text()), "the command runs")
+            tasks.cancel_scope.cancel()
+        assert not Path(f"/proc/{int(mark.read_text())}").exists()
+        assert await yard.list() == []
 
 
 async def test_the_blocking_facade_does_the_same(yard_dir: Path) -> None:

@@ -5,24 +5,27 @@ and gives the exit code. Where one module holds several commands, the functions 
 `add_up_arguments` and `run_up`. Modules load when their command is given, so that `cloudyard --help` needs
 none of them.
 
-Exit codes: 0 done, 1 the yard could not do it, 2 the request itself is wrong, 130 interrupted; `run` gives
-the command's own.
+Exit codes: 0 done, 1 the yard could not do it, 2 the request itself is wrong, 128 plus a signal's number
+where one ended it (130 ctrl-C, 141 nobody reads its output); `run` gives the command's own.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
+import signal
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from cloudyard import __version__
 from cloudyard.errors import CloudyardError, InvalidRequest
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_SIGNAL = 128  # plus the signal's number, as shells have it
 
 
 class Command(NamedTuple):
@@ -46,6 +49,21 @@ COMMANDS = {
 }
 
 
+class Parser(ArgumentParser):
+    """Options are written out, and a misspelt one is answered with the one that was meant."""
+
+    def __init__(self, *, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split()[0].partition("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        super().error(message)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and give the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -57,18 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments, run = ("add_arguments", "run")
     if command.prefix:
         add_arguments, run = f"add_{command.prefix}_arguments", f"run_{command.prefix}"
-    parser = ArgumentParser(
-        prog=f"cloudyard {name}", description=f"{command.help[0].upper()}{command.help[1:]}."
-    )
+    parser = Parser(prog=f"cloudyard {name}", description=f"{command.help[0].upper()}{command.help[1:]}.")
     getattr(module, add_arguments)(parser)
     args = parser.parse_args(words[1:])
     try:
-        return int(getattr(module, run)(args))
+        code = int(getattr(module, run)(args))
+        sys.stdout.flush()
+        return code
     except CloudyardError as error:
         print(f"cloudyard: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return EXIT_SIGNAL + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at exit goes nowhere
+        return EXIT_SIGNAL + signal.SIGPIPE
 
 
 def _top_level(words: list[str]) -> int:
@@ -85,6 +106,8 @@ def _top_level(words: list[str]) -> int:
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="one of those below")
     args = parser.parse_args(words[:1])
     if args.command is not None:
-        parser.error(f"there is no command {args.command!r}; `cloudyard --help` lists them")
+        near = difflib.get_close_matches(args.command, COMMANDS, n=1)
+        meant = f"did you mean {near[0]}?" if near else "`cloudyard --help` lists them"
+        parser.error(f"there is no command {args.command!r}; {meant}")
     parser.print_help()
     return EXIT_USAGE

@@ -21,6 +21,7 @@ from cloudyard.cli.benchmarks.measures import MEASURES, QUICK, Bench, Plan, meas
 from cloudyard.cli.benchmarks.report import Metric, Report
 from cloudyard.cli.benchmarks.yard import own_yard
 from cloudyard.cli.images import local_depot
+from cloudyard.cli.yard import refuse_lacks
 from cloudyard.errors import Forbidden, InvalidRequest, NotFound, YardUnavailable
 from cloudyard.images.build import build_debian
 from cloudyard.images.depot import BUILD_HINT, Depot
@@ -107,6 +108,7 @@ def _raised(args: Namespace, console: Console) -> Iterator[Path]:
     def fill(place: Path) -> None:
         if not Depot(place).names() and not args.image:
             kept = "is kept" if depot else "goes after this run"
+            refuse_lacks(place.parent)  # before the minute, not after it
             console.print(
                 f"Building the image {IMAGE_DEFAULT} in {place}, which takes about a minute; it {kept} ..."
             )

@@ -5,21 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import sys
 import time
 from argparse import REMAINDER, ArgumentParser, Namespace
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import Any, BinaryIO
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
 
 import anyio
 import msgspec
 
-from cloudyard.cli import EXIT_FAILED
-from cloudyard.cli.terminal import READ_BYTES, STDIN, STDOUT, converse
-from cloudyard.errors import CloudyardError, Conflict, InvalidRequest
-from cloudyard.model import SandboxInfo
-from cloudyard.sdk.client import Yard, connect
+from cloudyard.cli import EXIT_FAILED, EXIT_SIGNAL
+from cloudyard.cli.lease import LEASE_S, Leased, leased, until_told_to_end
+from cloudyard.cli.terminal import READ_BYTES, STDERR, STDIN, STDOUT, Parting, converse, put
+from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded
+from cloudyard.model import OUTPUT_LIMIT_MAX_BYTES, SandboxInfo
+from cloudyard.sdk.client import SandboxOptions, Yard, connect
 from cloudyard.sdk.process import Completed, Process
 from cloudyard.sdk.sandbox import Sandbox
 from cloudyard.sdk.tasks import plain_task_group
@@ -27,7 +29,7 @@ from cloudyard.sdk.tasks import plain_task_group
 DEFAULT_IMAGE = "debian"
 EXIT_TIMED_OUT = 124  # as timeout(1) has it
 EXIT_NOT_STARTED = 127
-EXIT_SIGNAL = 128  # plus the signal's number, as shells have it
+EXIT_HUNG_UP = EXIT_SIGNAL + signal.SIGHUP
 
 
 # --- run
@@ -40,7 +42,8 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     parser.description = (
         "Run a command in a new sandbox, which is stopped afterwards, or in a given one. One argument is a "
         "line for its /bin/sh; several are a program and its arguments. Output is passed on as it comes, "
-        "byte for byte, and the exit code is the command's own."
+        f"byte for byte, up to {OUTPUT_LIMIT_MAX_BYTES >> 30} GiB of stdout and as much of stderr. The exit "
+        "code is the command's own."
     )
     _add_sandbox_arguments(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="kill the command after so many seconds")
@@ -56,52 +59,67 @@ def run_run(args: Namespace) -> int:
         raise InvalidRequest("No command was given.", code="bad_command", hint="cloudyard run echo hello")
     command = words[0] if len(words) == 1 else words
     stdin = sys.stdin.buffer.read() if args.stdin and args.json else b""
-    return anyio.run(_run, args, command, stdin)
+    return anyio.run(until_told_to_end, lambda: _run(args, command, stdin))
 
 
 async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
     how: dict[str, Any] = {"timeout_s": args.timeout, "env": _env(args), "cwd": args.cwd, "user": args.user}
     async with connect() as yard, _sandbox(yard, args) as box:
-        if args.json:
-            done = await box.run(command, stdin=stdin, **how)
-            print(json.dumps(_completed_json(box.id, done)))
-        else:
-            try:
-                done = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
-            except InvalidRequest as error:
-                if error.code != "not_started":
-                    raise
-                print(f"cloudyard: {error.message}", file=sys.stderr)
-                return EXIT_NOT_STARTED
-            _explain(done)
-    return exit_code_of(done)
+        try:
+            if args.json:
+                done = await box.run(command, stdin=stdin, **how)
+                print(json.dumps(_completed_json(box.id, done)))
+                return exit_code_of(done)
+            done, cut = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
+        except InvalidRequest as error:
+            if error.code != "not_started":
+                raise
+            print(f"cloudyard: {error.message} {_hint_of_cwd(error.message, args)}".rstrip(), file=sys.stderr)
+            return EXIT_NOT_STARTED
+    _explain(done)
+    for loss in cut:
+        print(f"cloudyard: {loss.message}", file=sys.stderr)
+    return exit_code_of(done) or (EXIT_FAILED if cut else 0)
 
 
 async def _run_streaming(
     box: Sandbox, command: str | list[str], *, with_stdin: bool, how: dict[str, Any]
-) -> Completed:
+) -> tuple[Completed, list[LimitExceeded]]:
+    """How it ended, and what of its output was not kept long enough to be passed on."""
     with anyio.CancelScope(shield=True):  # what nobody knows the number of, nobody could kill
-        process = await box.start(command, stdin=with_stdin, **how)
+        process = await box.start(command, stdin=with_stdin, output_limit_bytes=OUTPUT_LIMIT_MAX_BYTES, **how)
+    cut: list[LimitExceeded] = []
     try:
         async with plain_task_group() as tasks:
             if with_stdin:
                 tasks.start_soon(_feed, process)
             async with plain_task_group() as streams:
-                streams.start_soon(_copy, process.stdout(), sys.stdout.buffer)
-                streams.start_soon(_copy, process.stderr(), sys.stderr.buffer)
-            done = await process.wait()
+                streams.start_soon(_copy, process.stdout(), STDOUT, cut)
+                streams.start_soon(_copy, process.stderr(), STDERR, cut)
+            done = await process.wait(output=False)
             tasks.cancel_scope.cancel()
     except BaseException:
         with anyio.move_on_after(5, shield=True):
             await process.kill()
         raise
-    return done
+    return done, cut
 
 
-async def _copy(pieces: AsyncGenerator[bytes, None], sink: BinaryIO) -> None:
-    async for piece in pieces:
-        sink.write(piece)
-        sink.flush()
+async def _copy(pieces: AsyncGenerator[bytes, None], sink: int, cut: list[LimitExceeded]) -> None:
+    try:
+        async for piece in pieces:
+            await put(sink, piece)
+    except LimitExceeded as error:
+        if error.code != "output_truncated":
+            raise
+        cut.append(error)
+
+
+def _hint_of_cwd(message: str, args: Namespace) -> str:
+    """What to do when the image's directory is closed to the user that was asked for."""
+    if not args.user or args.cwd or ": cwd " not in message or not message.endswith("Permission denied."):
+        return ""
+    return f"User {args.user} may not enter the directory where commands start; give --cwd, such as --cwd /."
 
 
 async def _feed(process: Process) -> None:
@@ -140,8 +158,6 @@ def _explain(done: Completed) -> None:
         reasons.append(f"the command was killed after its timeout, {done.duration_s:.1f} s")
     if done.oom:
         reasons.append("the sandbox's memory limit killed a process of the command")
-    if done.truncated:
-        reasons.append(f"it wrote {done.stdout_total + done.stderr_total} bytes, more than is kept")
     if done.fault is not None and done.fault.label == "infra":
         reasons.append(f"the yard is at fault: {done.fault.reason} {done.fault.evidence}".rstrip())
     for reason in reasons:
@@ -186,33 +202,43 @@ def run_shell(args: Namespace) -> int:
         raise InvalidRequest(
             "--attach needs a sandbox.", code="bad_arguments", hint="cloudyard shell SANDBOX --attach N"
         )
-    return anyio.run(_shell, args)
+    return anyio.run(until_told_to_end, lambda: _shell(args))
 
 
 async def _shell(args: Namespace) -> int:
     async with connect() as yard:
-        box = await yard.get(args.sandbox) if args.sandbox else await _create(yard, args)
-        keep = bool(args.sandbox)
+        if args.sandbox:
+            return await _shell_in(await yard.get(args.sandbox), args, keep=None)
+        async with _leased(yard, args) as lease:
+            return await _shell_in(lease.box, args, keep=lease.keep)
+
+
+async def _shell_in(box: Sandbox, args: Namespace, *, keep: Callable[[], Awaitable[None]] | None) -> int:
+    size = os.get_terminal_size(STDIN)
+    if args.attach is not None:
+        process = await box.attach(args.attach)
+    else:
+        term = {"TERM": os.environ.get("TERM", "xterm-256color")}
         try:
-            size = os.get_terminal_size(STDIN)
-            if args.attach is not None:
-                process = await box.attach(args.attach)
-            else:
-                term = {"TERM": os.environ.get("TERM", "xterm-256color")}
-                process = await box.shell(
-                    rows=size.lines, cols=size.columns, env=term | _env(args), cwd=args.cwd, user=args.user
-                )
-            detached = await converse(process)
-            if detached:
-                keep = True
-                again = f"cloudyard shell {box.id} --attach {process.id}"
-                print(f"Detached; the shell goes on. Back: {again}\nStop: cloudyard stop {box.id}")
-                return 0
-            return exit_code_of(await process.wait())
-        finally:
-            if not keep:
-                with anyio.move_on_after(30, shield=True):
-                    await box.stop()
+            process = await box.shell(
+                rows=size.lines, cols=size.columns, env=term | _env(args), cwd=args.cwd, user=args.user
+            )
+        except InvalidRequest as error:
+            hint = _hint_of_cwd(error.message, args)
+            raise InvalidRequest(
+                error.message, code=error.code, hint=hint or error.hint, fault=error.fault
+            ) from error
+    match await converse(process):
+        case Parting.ENDED:
+            return exit_code_of(await process.wait(output=False))
+        case Parting.HUNG_UP:
+            return EXIT_HUNG_UP
+        case Parting.DETACHED:
+            if keep is not None:
+                await keep()
+            again = f"cloudyard shell {box.id} --attach {process.id}"
+            print(f"Detached; the shell goes on. Back: {again}\nStop: cloudyard stop {box.id}")
+            return 0
 
 
 # --- ls, stop
@@ -297,6 +323,15 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
     parser.add_argument("--image", default=DEFAULT_IMAGE, help=f"of a new sandbox (default: {DEFAULT_IMAGE})")
     parser.add_argument("--cpu", type=float, metavar="CORES", help="of a new sandbox")
     parser.add_argument("--memory", metavar="SIZE", help="of a new sandbox, such as 512MiB")
+    parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
+    parser.add_argument("--max-ttl", type=float, metavar="S", help="of a new sandbox: its longest life")
+    parser.add_argument(
+        "--lease",
+        type=float,
+        default=LEASE_S,
+        metavar="S",
+        help=f"a new sandbox stops so long after this program was killed (default: {LEASE_S:g})",
+    )
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
     parser.add_argument("--cwd", default="", metavar="PATH", help="where the command starts")
     parser.add_argument("--user", default="", help="who it runs as: a name, a uid or uid:gid")
@@ -312,19 +347,25 @@ def _env(args: Namespace) -> dict[str, str]:
     return env
 
 
-async def _create(yard: Yard, args: Namespace) -> Sandbox:
-    return await yard.create(args.image, **_limits(args))
-
-
-def _limits(args: Namespace) -> dict[str, Any]:
-    return {name: value for name in ("cpu", "memory") if (value := getattr(args, name)) is not None}
+def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
+    """A new sandbox for as long as it is used."""
+    options: SandboxOptions = {}
+    if args.cpu is not None:
+        options["cpu"] = args.cpu
+    if args.memory is not None:
+        options["memory"] = args.memory
+    if args.pids is not None:
+        options["pids"] = args.pids
+    if args.max_ttl is not None:
+        options["max_ttl_s"] = args.max_ttl
+    return leased(yard, args.image, lease_s=args.lease, **options)
 
 
 @asynccontextmanager
 async def _sandbox(yard: Yard, args: Namespace) -> AsyncIterator[Sandbox]:
-    """The sandbox that was named, or a new one for as long as it is used."""
+    """The sandbox that was named, or a new one."""
     if args.sandbox:
         yield await yard.get(args.sandbox)
     else:
-        async with yard.sandbox(args.image, **_limits(args)) as box:
-            yield box
+        async with _leased(yard, args) as lease:
+            yield lease.box

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import termios
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from enum import Enum
 
 import anyio
 
@@ -15,40 +17,51 @@ from cloudyard.errors import CloudyardError
 from cloudyard.sdk.process import Process
 from cloudyard.sdk.tasks import plain_task_group
 
-STDIN, STDOUT = 0, 1
+STDIN, STDOUT, STDERR = 0, 1, 2
 DETACH = b"\x1d"  # ctrl-]
 READ_BYTES = 64 * 1024
-WRITE_BYTES = 4096  # what a terminal that is ready takes without blocking
+WRITE_BYTES = 4096  # what a terminal or a pipe that is ready takes without blocking
 
 
-async def converse(process: Process) -> bool:
-    """Pass keys to the process and its output to the screen until it ends or ctrl-] is pressed.
+class Parting(Enum):
+    """How a conversation came to its end."""
 
-    Returns:
-        Whether it was detached from.
-    """
-    detached = False
+    ENDED = "the process ended"
+    DETACHED = "ctrl-] was pressed"
+    HUNG_UP = "the terminal went away"
+
+
+async def converse(process: Process) -> Parting:
+    """Pass keys to the process and its output to the screen until one of the three leaves."""
+    parting = Parting.ENDED
     with _raw_mode():
         async with plain_task_group() as tasks:
 
             async def keys() -> None:
-                nonlocal detached
-                detached = await _send_keys(process)
+                nonlocal parting
+                parting = await _send_keys(process)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(keys)
             tasks.start_soon(_follow_size, process)
             async for piece in process.stdout():
-                await _show(piece)
+                try:
+                    await put(STDOUT, piece)
+                except OSError:
+                    parting = Parting.HUNG_UP
+                    break
             tasks.cancel_scope.cancel()
-    return detached
+    return parting
 
 
-async def _send_keys(process: Process) -> bool:
-    """Until ctrl-] (True) or the end of stdin (False)."""
+async def _send_keys(process: Process) -> Parting:
+    """Until ctrl-] or the end of stdin."""
     while True:
         await anyio.wait_readable(STDIN)
-        keys = os.read(STDIN, READ_BYTES)
+        try:
+            keys = os.read(STDIN, READ_BYTES)
+        except OSError:
+            return Parting.HUNG_UP
         before, found, _ = keys.partition(DETACH)
         if before:
             try:
@@ -56,9 +69,9 @@ async def _send_keys(process: Process) -> bool:
             except CloudyardError:
                 await anyio.sleep_forever()  # it has ended: its last output is still to come
         if found:
-            return True
+            return Parting.DETACHED
         if not keys:
-            return False
+            return Parting.HUNG_UP
 
 
 async def _follow_size(process: Process) -> None:
@@ -69,18 +82,24 @@ async def _follow_size(process: Process) -> None:
 
 
 async def _resize(process: Process) -> None:
-    size = os.get_terminal_size(STDIN)
     try:
+        size = os.get_terminal_size(STDIN)
         await process.resize(max(size.lines, 1), max(size.columns, 1))
-    except CloudyardError:
-        return  # it has ended
+    except (CloudyardError, OSError):
+        return  # it has ended, or the terminal went away
 
 
-async def _show(piece: bytes) -> None:
+async def put(sink: int, piece: bytes) -> None:
+    """Write to a file of any kind and never block the event loop for a reader that is slow.
+
+    Raises:
+        OSError: it cannot be written to; BrokenPipeError where nobody reads any more.
+    """
     view = memoryview(piece)
     while view:
-        await anyio.wait_writable(STDOUT)
-        view = view[os.write(STDOUT, view[:WRITE_BYTES]) :]
+        if not select.select([], [sink], [], 0)[1]:
+            await anyio.wait_writable(sink)
+        view = view[os.write(sink, view[:WRITE_BYTES]) :]
 
 
 @contextmanager
@@ -90,4 +109,5 @@ def _raw_mode() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it may have gone away
+            termios.tcsetattr(STDIN, termios.TCSADRAIN, before)

@@ -88,7 +88,7 @@ def run_up(args: Namespace) -> int:
     )
     with yard.translated(config.paths.state):
         places.refuse_foreign(config.paths)
-    _refuse_lacks(config)
+    refuse_lacks(Path(config.state))
     owner = invoking_user(os.environ)
     if args.foreground:
         return _stay(config, owner)
@@ -168,13 +168,13 @@ def _add_state(parser: ArgumentParser) -> None:
     )
 
 
-def _refuse_lacks(config: YardConfig) -> None:
+def refuse_lacks(state: Path) -> None:
     """Refuse to start where no sandbox could.
 
     Raises:
         Unsupported: this machine lacks something that no sandbox can do without; lists all of it.
     """
-    if missing := lacks(Path(config.state)):
+    if missing := lacks(state):
         lines = "".join(f"\n  {finding.name}: {finding.text}. {finding.fix}" for finding in missing)
         raise Unsupported(
             f"This machine cannot run sandboxes yet:{lines}\n",

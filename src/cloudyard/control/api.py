@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import litestar
 from litestar import Request
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.openapi import ResponseSpec
-from litestar.params import FromPath, HeaderParameter
+from litestar.params import FromPath, HeaderParameter, QueryParameter
 
 from cloudyard.control.http_errors import ErrorAnswer
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import Grant
+from cloudyard.errors import InvalidRequest
 
 Call = Request[None, Grant, State]
 TheYard = NamedDependency[Yard]
@@ -47,3 +48,24 @@ get = partial(litestar.get, responses=_RESPONSES)
 post = partial(litestar.post, responses=_RESPONSES)
 put = partial(litestar.put, responses=_RESPONSES)
 delete = partial(litestar.delete, responses=_RESPONSES)
+
+
+def refuse_unknown_parameters(request: Request[Any, Any, Any]) -> None:
+    """Do nothing if the route takes every parameter of the query: a misspelt one must not be passed over.
+
+    Raises:
+        InvalidRequest: it does not; the sentence names them.
+    """
+    if not request.query_params:
+        return
+    known = {
+        field.kwarg_definition.name or name
+        for name, field in request.route_handler.parsed_fn_signature.parameters.items()
+        if isinstance(field.kwarg_definition, QueryParameter)
+    }
+    if unknown := sorted(set(request.query_params) - known):
+        raise InvalidRequest(
+            f"{request.method} {request.url.path} takes no parameter {', '.join(unknown)}.",
+            code="unknown_parameter",
+            hint=f"It takes: {', '.join(sorted(known))}." if known else "It takes none.",
+        )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 BUCKET = "create_keys"
 CLAIM_TTL_S = 24 * 3600.0
+BEGIN_WITHIN_S = 15.0  # an edge that has not begun by then was given up: it is silent for EDGE_SILENT_S
+WANTED_S = 320.0  # no client waits longer for a sandbox: 300 s for its creation, 10 s for a yard that is away
 ROUNDS_MAX = 32  # edges asked and claims followed for one create
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -257,7 +260,15 @@ class _Attempt:
             CloudyardError: anything else.
         """
         edge, held = edge_of(sandbox), True
-        call = CallCreate(project=self._project, cause=self._cause, sandbox=sandbox, spec=self._spec)
+        now = time.time()
+        call = CallCreate(
+            project=self._project,
+            cause=self._cause,
+            sandbox=sandbox,
+            spec=self._spec,
+            begin_by=now + BEGIN_WITHIN_S,
+            expires_at=now + WANTED_S,
+        )
         try:
             return await self._edges.call(edge, call)
         except (LimitExceeded, YardUnavailable) as exc:

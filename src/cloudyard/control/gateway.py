@@ -12,6 +12,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult, DefineMiddleware
 from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, OpenAPIType, Schema, SecurityScheme
 from litestar.plugins import OpenAPISchemaPlugin
 from litestar.types import ASGIApp
@@ -19,7 +20,9 @@ from litestar.typing import FieldDefinition
 
 import cloudyard
 from cloudyard.control import file_routes, http_errors, routes
+from cloudyard.control.api import refuse_unknown_parameters
 from cloudyard.control.mux import Mux, Receive, Scope, Send, refuse
+from cloudyard.control.schema_page import SchemaPage
 from cloudyard.control.yard import Yard
 from cloudyard.errors import CloudyardError, NotFound
 from cloudyard.wire.messages import MUX_PATH
@@ -88,7 +91,13 @@ class _Authentication(AbstractAuthenticationMiddleware):
 
 def _http(yard: Yard) -> Litestar:
     return Litestar(
-        route_handlers=[Router("/v1", route_handlers=[routes.router(), file_routes.router()])],
+        route_handlers=[
+            Router(
+                "/v1",
+                route_handlers=[routes.router(), file_routes.router()],
+                before_request=refuse_unknown_parameters,
+            )
+        ],
         plugins=[_BytesAreBase64()],
         dependencies={"yard": Provide(lambda: yard, sync_to_thread=False)},
         middleware=[DefineMiddleware(_Authentication, yard=yard)],
@@ -104,6 +113,7 @@ def _http(yard: Yard) -> Litestar:
             components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"token": []}],
             use_handler_docstrings=False,
+            render_plugins=[SchemaPage(), JsonRenderPlugin()],
         ),
         request_max_body_size=BODY_BYTES_MAX,
         logging_config=None,

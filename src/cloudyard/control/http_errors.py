@@ -67,6 +67,12 @@ def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Resp
                 code="body_too_large",
                 hint="Send large files with PUT .../files, which takes any size.",
             )
+        case 400 if _lacks_body(request, error):
+            ours = InvalidRequest(
+                f"{where} needs a body, and there is none.",
+                code="body_missing",
+                hint="Send JSON, with Content-Type: application/json; /schema shows its fields.",
+            )
         case _ if error.status_code < 500:
             ours = InvalidRequest(f"{where}: {_details(error)}.", code="bad_request", hint="See /schema.")
         case _:
@@ -78,6 +84,12 @@ def on_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     """What nobody foresaw. The details go to the log, the name of the error to the caller."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return _answer(CloudyardError(f"The yard failed: {type(error).__name__}.", code="bug"))
+
+
+def _lacks_body(request: Request[Any, Any, Any], error: HTTPException) -> bool:
+    sent = "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+    extra = error.extra if isinstance(error, ValidationException) and isinstance(error.extra, list) else []
+    return not sent and any(item.get("key") == "data" for item in extra)
 
 
 def _details(error: HTTPException) -> str:

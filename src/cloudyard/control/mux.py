@@ -110,7 +110,8 @@ class _Session:
                 number, call = frame.request.id, self._call(frame.request)
                 work = partial(self._do, call)
             else:
-                continue
+                await self._close("A frame holds no request, no create and no cancel.")
+                return
             if number in self._under_way:
                 await self._close(f"Request id {number} is under way already.")
                 return

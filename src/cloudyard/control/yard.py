@@ -111,7 +111,7 @@ class Yard:
         allow(grant, "image.read")
         await self._watcher.settled()
         names = {name for beat in self._watcher.heartbeats() for name in beat.images}
-        return [ImageRow(name=name, layers=[]) for name in sorted(names)]
+        return [ImageRow(name=name) for name in sorted(names)]
 
     def health(self) -> list[EdgeId]:
         """Edges that are heard."""

@@ -160,7 +160,8 @@ class Commands:
         command = self.live.get(command_id)
         if command is None:
             self._history.find(command_id)
-            raise Conflict(f"Command {command_id} has ended.", code="command_ended")
+            hint = "Its result and output are kept: wait for it, or read them."
+            raise Conflict(f"Command {command_id} has ended.", code="command_ended", hint=hint)
         return command
 
     def send(self, data: bytes) -> None:
@@ -234,7 +235,7 @@ class Commands:
             raise InvalidRequest(
                 f"Command {command.id} was started without stdin.",
                 code="no_stdin",
-                hint="Start it with keep_stdin.",
+                hint="Start it with stdin=True.",
             )
         command.stdin.offer(offset, data, eof=eof)
         if command.sent:

@@ -227,12 +227,19 @@ class Edge:
             case CallCreate():
                 if edge_of(call.sandbox) != self.config.edge:
                     message = f"{call.sandbox} does not belong to edge {self.config.edge}."
-                    raise InvalidRequest(message, code="wrong_edge")
+                    hint = "The id names the edge; send it there."
+                    raise InvalidRequest(message, code="wrong_edge", hint=hint)
                 if self._draining:
-                    raise YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining")
+                    hint = "Try again: another edge takes it, or this one once it is back."
+                    raise YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining", hint=hint)
                 return raw(
                     await self.yard.create(
-                        call.sandbox, normalised(call.spec), project=call.project, cause=call.cause
+                        call.sandbox,
+                        normalised(call.spec),
+                        project=call.project,
+                        cause=call.cause,
+                        begin_by=call.begin_by,
+                        expires_at=call.expires_at,
                     )
                 )
             case CallList():

@@ -7,6 +7,7 @@ tear-downs and reconnects are tasks of the edge's one task group; times to live 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from uuid import uuid4
 
@@ -44,6 +45,7 @@ from cloudyard.errors import (
     NotFound,
     SandboxUnavailable,
     Unsupported,
+    YardUnavailable,
 )
 from cloudyard.model import Image, KeepAlive, SandboxId, SandboxInfo, SandboxSpec
 
@@ -101,7 +103,16 @@ class Yard:
             hint="Ended sandboxes are remembered for an hour; list shows those that live.",
         )
 
-    async def create(self, sandbox: str, spec: SandboxSpec, *, project: str, cause: str) -> SandboxInfo:
+    async def create(
+        self,
+        sandbox: str,
+        spec: SandboxSpec,
+        *,
+        project: str,
+        cause: str,
+        begin_by: float = 0.0,
+        expires_at: float = 0.0,
+    ) -> SandboxInfo:
         """Make a sandbox and wait until a command has run in it. The same id again gives the same sandbox.
 
         Args:
@@ -109,8 +120,12 @@ class Yard:
             spec: normalised.
             project: whose it is.
             cause: the id of the request.
+            begin_by: refuse to begin after this moment, in seconds since 1970; 0 for never.
+            expires_at: tear it down when it is not ready by this moment; 0 for never. Of several calls for
+                one sandbox the last moment holds.
 
         Raises:
+            YardUnavailable: the call came after `begin_by`.
             NotFound: there is no such image.
             Unsupported: this edge does not have the backend.
             LimitExceeded: it does not fit.
@@ -119,6 +134,7 @@ class Yard:
         """
         known = self.sandboxes.get(sandbox) or self.ended.get(sandbox)
         if known is None:
+            self._check_begins(begin_by)
             known = self._admit(sandbox, spec, project=project, cause=cause)
         elif isinstance(known, Ended):
             self._check_same(known.info.project, Journal.peek(known.path), project, spec)
@@ -127,10 +143,21 @@ class Yard:
             return known.info
         else:
             self._check_same(known.project, known.journal, project, spec)
+        known.wanted_until = max(known.wanted_until, expires_at or math.inf)
         await known.settled.wait()
         if known.create_error is not None:
             raise known.create_error
         return known.info()
+
+    def _check_begins(self, begin_by: float) -> None:
+        late_s = self.clock.wall() - begin_by
+        if begin_by and late_s > 0:
+            raise YardUnavailable(
+                f"The call to create a sandbox came to edge {self.config.edge} {late_s:.1f} s too late to "
+                "begin.",
+                code="create_expired",
+                hint="Send it again. When this stays, look at the clocks of the yard's machines.",
+            )
 
     async def stop(self, sandbox: Sandbox, *, reason: StopReason = "asked", cause: str) -> SandboxInfo:
         """End a sandbox, and return when nothing of it is left, or when that takes longer than it may."""
@@ -276,6 +303,7 @@ class Yard:
             with anyio.CancelScope() as scope:
                 sandbox.launch = scope
                 await self._raise_up(sandbox, image)
+                self._check_wanted(sandbox)
             if scope.cancelled_caught:
                 evidence = "given up: it was to be stopped"
                 sandbox.create_error = unavailable(sandbox.id, Life("stopped", "asked"))
@@ -319,6 +347,17 @@ class Yard:
                 link.close("the launch failed")
                 raise
         sandbox.last_used = self.clock.monotonic()
+
+    def _check_wanted(self, sandbox: Sandbox) -> None:
+        late_s = self.clock.wall() - sandbox.wanted_until
+        if late_s > 0:
+            raise SandboxUnavailable(
+                f"Sandbox {sandbox.id} was ready {late_s:.1f} s after all had given up who wanted it, and is "
+                "removed.",
+                code="create_expired",
+                fault="infra",
+                hint="Create a new one.",
+            )
 
     async def _tear_down(self, sandbox: Sandbox) -> None:
         pause_s = TEAR_DOWN_PAUSE_S

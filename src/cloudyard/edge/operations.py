@@ -51,6 +51,7 @@ from cloudyard.model import (
 )
 from cloudyard.wire.guest import Kind, Tag, encode
 
+DAY_S = 24 * 3600
 READS = (Wait, ReadOutput, ListCommands, ReadFile, ListDir, Stat)
 NO_STEP = (UploadChunk,)
 
@@ -77,11 +78,15 @@ def check(op: AnyOp) -> None:
         )
     for name in ("offset", "max_bytes", "size"):
         if getattr(op, name, 0) < 0:
-            raise InvalidRequest(f"{name} is {getattr(op, name)}, below zero.", code="out_of_range")
+            raise InvalidRequest(
+                f"{name} is {getattr(op, name)}, below zero.",
+                code="out_of_range",
+                hint="It counts bytes, from 0 up.",
+            )
     wait_s = getattr(op, "wait_s", 0.0)
     if not 0 <= wait_s <= TIMEOUT_MAX_S:
         raise InvalidRequest(
-            f"wait_s is {wait_s}.", code="out_of_range", hint=f"Between 0 and {TIMEOUT_MAX_S:g}."
+            f"wait_s is {wait_s}.", code="out_of_range", hint=f"Between 0 and {TIMEOUT_MAX_S:.0f} seconds."
         )
 
 
@@ -91,7 +96,7 @@ def _check_lives(op: KeepAlive) -> None:
             raise InvalidRequest(
                 f"A time to live of {ttl} is out of range.",
                 code="out_of_range",
-                hint=f"Between {TTL_MIN_S:g} and {TTL_MAX_S:g} seconds.",
+                hint=f"Between {TTL_MIN_S:.0f} second and {TTL_MAX_S / DAY_S:.0f} days.",
             )
 
 

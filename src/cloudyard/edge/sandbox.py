@@ -76,6 +76,8 @@ class Sandbox:
         self.gone = anyio.Event()
         """Nothing of it is left."""
         self.create_error: CloudyardError | None = None
+        self.wanted_until = 0.0
+        """When the last who waits for its creation gives up: seconds since 1970, infinite for never."""
         self.launch: anyio.CancelScope | None = None
         self.ttl_timer: Timer | None = None
         self.reconnecting = False

@@ -56,7 +56,11 @@ class Stdin:
             )
         fresh = data[self.end - offset :]
         if fresh and self._eof:
-            raise Conflict(f"stdin of command {self._command} was closed.", code="stdin_closed")
+            raise Conflict(
+                f"stdin of command {self._command} was closed.",
+                code="stdin_closed",
+                hint="Nothing more can be written to it; start another command.",
+            )
         self._pending += fresh
         self._eof = self._eof or eof
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from typing import NamedTuple
 
 from cloudyard.errors import CloudyardError, InvalidRequest
@@ -13,6 +14,7 @@ from cloudyard.model import Fault
 
 SIGKILL = 9
 SHELL_SAW_SIGKILL = 128 + SIGKILL  # how a shell reports that its child was killed so
+NO_USER = re.compile(r"no (.*) in (/etc/[a-z]+)", re.DOTALL)  # how the guest says so
 POLICY_WHATS = frozenset({"exec", "cwd", "user"})  # of NOT_STARTED: what the caller named; the rest is ours
 OUR_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO})
 
@@ -101,7 +103,11 @@ def judge_not_started(what: str, number: int, text: str, *, forks_refused: int) 
     """
     reason = os.strerror(number) if number else "refused"
     error = f"{what} {text}: {reason}".replace("  ", " ")
+    if what == "user" and (unknown := NO_USER.fullmatch(text)):
+        error = f"there is no {unknown[1]} in the sandbox's {unknown[2]}"
     evidence = f"the guest's {what} failed with {errno.errorcode.get(number, number)}"
+    if what == "fork" and number == errno.EAGAIN:
+        error += ". The sandbox's `pids` limit is the likely bound"
     if what == "fork" and forks_refused > 0:
         evidence += f", and the process limit refused {forks_refused} forks"
         return NotStarted(None, Fault(label="policy", reason="pids", evidence=evidence), error)

@@ -45,7 +45,10 @@ class StoreHealth:
     @property
     def full(self) -> bool:
         """Whether the store's disk is known to be full."""
-        return self.free_bytes is not None and self.free_bytes() < SPARE_BYTES
+        try:
+            return self.free_bytes is not None and self.free_bytes() < SPARE_BYTES
+        except OSError:  # no disk that can be asked
+            return False
 
     async def trouble(self) -> None:
         """Return once a bucket is suspect."""

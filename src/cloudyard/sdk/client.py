@@ -28,7 +28,7 @@ from cloudyard.sdk import config
 from cloudyard.sdk.http import HttpTransport
 from cloudyard.sdk.mux import MuxTransport
 from cloudyard.sdk.sandbox import Sandbox
-from cloudyard.sdk.transport import Caller, Transport, wait_out_restarts
+from cloudyard.sdk.transport import Caller, Transport, text_only, wait_out_restarts
 from cloudyard.wire.messages import ImageRow
 
 FIRST_CONNECT_PATIENCE_S = 3.0
@@ -159,7 +159,8 @@ class Yard:
             raise InvalidRequest(
                 f"count is {count}.", code="out_of_range", hint=f"Between 1 and {CREATE_MANY_MAX}."
             )
-        check_key(f"{key}-{count}" if key else "")
+        with text_only():
+            check_key(f"{key}-{count}" if key else "")
         spec = _spec(image, options)
         made: dict[int, Sandbox] = {}
         failures: list[CloudyardError] = []
@@ -226,8 +227,10 @@ class Yard:
 
     async def _create(self, spec: SandboxSpec, *, key: str) -> Sandbox:
         transport = self._caller.check_open()
-        check_key(key)
         request = CreateRequest(spec=spec, key=key or uuid4().hex)
+        with text_only():
+            check_key(key)
+            msgspec.msgpack.encode(request)
         try:
             info = await wait_out_restarts(lambda: transport.create(request))
         except anyio.get_cancelled_exc_class():
@@ -238,7 +241,8 @@ class Yard:
             raise SandboxUnavailable(
                 f"Sandbox {info.id} of the key {key!r} is {info.state}: {info.reason or 'nobody says why'}.",
                 code="not_running",
-                hint="A key names one sandbox for ever: use another key for a new one.",
+                hint="A key names one sandbox for 24 hours: use another key for a new one.",
+                fault="policy",
             )
         return Sandbox(self._caller, info.id)
 

@@ -6,20 +6,21 @@ Names that come from a sandbox are not trusted: a download never writes outside 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 from uuid import uuid4
 
 import anyio
 from anyio.to_thread import run_sync
 
-from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, NotFound
+from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, NotFound
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
     STREAM_WINDOW,
@@ -44,7 +45,28 @@ from cloudyard.sdk.transport import Caller
 FILES_IN_FLIGHT = 8  # of one directory
 UPLOAD_TRIES = 3
 
-T = TypeVar("T")
+
+@contextmanager
+def _local(what: str, path: Path) -> Iterator[None]:
+    """Errors of this machine's files, as errors that name the file.
+
+    Raises:
+        NotFound: something on the way there does not exist.
+        LimitExceeded: the disk is full.
+        InvalidRequest: any other reason of the kernel's.
+    """
+    try:
+        yield
+    except OSError as exc:
+        reason = f"{what} {path} on this machine failed: {(exc.strerror or str(exc)).lower()}."
+        match exc.errno:
+            case errno.ENOENT:
+                missing = "" if path.parent.exists() else f"There is no directory {path.parent}; make it."
+                raise NotFound(reason, code="local_file_not_found", hint=missing) from exc
+            case errno.ENOSPC | errno.EDQUOT:
+                raise LimitExceeded(reason, code="local_disk_full") from exc
+            case _:
+                raise InvalidRequest(reason, code="local_file") from exc
 
 
 async def read(caller: Caller, sandbox: str, path: str) -> bytes:
@@ -95,15 +117,18 @@ async def upload(caller: Caller, sandbox: str, local: Path, *, path: str) -> Non
             await _upload_file(caller, sandbox, source, path=target)
 
     async with plain_task_group() as tasks:
-        for root, directories, names in os.walk(local):
+        for root, directories, names in os.walk(local, onerror=_unreadable):
             here = Path(root)
             inside = _join(path, here.relative_to(local).as_posix())
-            mode = stat.S_IMODE(here.stat().st_mode)
+            with _local("Reading", here):
+                mode = stat.S_IMODE(here.stat().st_mode)
             await caller.ask(sandbox, MakeDir(path=inside, mode=mode), FileInfo)
             for name in sorted([*directories, *names]):
                 entry = here / name
                 if entry.is_symlink():
-                    await _make_link(caller, sandbox, target=os.readlink(entry), path=_join(inside, name))
+                    with _local("Reading", entry):
+                        target = os.readlink(entry)
+                    await _make_link(caller, sandbox, target=target, path=_join(inside, name))
                 elif entry.is_file():
                     async with slots:
                         pass  # a directory of a million files is no million tasks
@@ -126,7 +151,8 @@ async def download(caller: Caller, sandbox: str, path: str, *, local: Path) -> N
         waiting = [(path, local)]
         while waiting:
             directory, target = waiting.pop()
-            _real_directory(target, top=target == local)
+            with _local("Making the directory", target):
+                _real_directory(target, top=target == local)
             listing = await caller.ask(sandbox, ListDir(path=directory), DirListing)
             for entry in listing.entries:
                 name = _plain_name(entry)
@@ -135,7 +161,8 @@ async def download(caller: Caller, sandbox: str, path: str, *, local: Path) -> N
                     case "directory":
                         waiting.append((source, target / name))
                     case "symlink":
-                        _replace_link(target / name, entry.target)
+                        with _local("Making the link", target / name):
+                            _replace_link(target / name, entry.target)
                     case "file":
                         tasks.start_soon(one, entry, source, target / name)
                     case "other":
@@ -217,8 +244,14 @@ def _fetch(
     return fetch
 
 
+def _unreadable(error: OSError) -> None:
+    """For os.walk, which would leave out what it cannot read."""
+    with _local("Reading", Path(error.filename)):
+        raise error
+
+
 async def _upload_file(caller: Caller, sandbox: str, local: Path, *, path: str) -> None:
-    with local.open("rb") as source:
+    with _local("Reading", local), local.open("rb") as source:
         status = os.fstat(source.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise InvalidRequest(f"{local} cannot be uploaded: it is no regular file.", code="not_a_file")
@@ -227,6 +260,9 @@ async def _upload_file(caller: Caller, sandbox: str, local: Path, *, path: str) 
 
 
 async def _download_file(caller: Caller, sandbox: str, path: str, *, info: FileInfo, local: Path) -> None:
+    with _local("Writing", local):
+        if local.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     async with _replacing(local, mode=info.mode & 0o777) as sink:
 
         async def take(piece: bytes) -> None:
@@ -242,14 +278,16 @@ async def _download_file(caller: Caller, sandbox: str, path: str, *, info: FileI
 async def _replacing(path: Path, *, mode: int) -> AsyncIterator[BinaryIO]:
     """A new file that takes the place of `path` if all goes well, and vanishes if not."""
     temporary = path.with_name(f".{path.name[:80]}.{uuid4().hex}.part")
-    try:
-        with temporary.open("xb") as sink:
-            yield sink
-            os.fchmod(sink.fileno(), mode)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _local("Writing", path):
+        try:
+            with temporary.open("xb") as sink:
+                yield sink
+                os.fchmod(sink.fileno(), mode)
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 async def _make_link(caller: Caller, sandbox: str, *, target: str, path: str) -> None:

@@ -62,6 +62,7 @@ class MuxTransport:
         self._connecting = anyio.Lock()
         self._attempts = 0
         self._failure: CloudyardError | None = None
+        self._closed = False
         self._in_flight = anyio.Semaphore(MUX_IN_FLIGHT_MAX, fast_acquire=True)
 
     async def ask(self, sandbox: str, op: AnyOp, *, key: str, within_s: float | None) -> AnyResult:
@@ -84,6 +85,7 @@ class MuxTransport:
 
     async def close(self) -> None:
         """Say goodbye. The tasks of the connection end with it."""
+        self._closed = True
         if self._link is not None:
             await self._link.close()
 
@@ -113,6 +115,8 @@ class MuxTransport:
                 self._failure = error
                 raise
             self._tasks.start_soon(self._link.run, name="cloudyard mux")
+            if self._closed:
+                await self._link.close()
             return self._link
 
 
@@ -141,7 +145,8 @@ class _Link:
         self._outgoing_bytes = 0
         self._to_send = anyio.Event()
         self._sent = anyio.Event()
-        self._scope = anyio.CancelScope()
+        # Who is cancelled still has a command to kill and a sandbox to stop: only `close` ends the link.
+        self._scope = anyio.CancelScope(shield=True)
 
     async def ask(self, frame: Callable[[int], MuxFrame], *, within_s: float | None) -> AnyResult:
         """Send the frame under a new number and wait for its answer; see `Transport.ask`."""
@@ -190,13 +195,15 @@ class _Link:
 
     async def close(self) -> None:
         """Send a close frame, give it a moment, and end the tasks."""
-        if self.broken is None and self._protocol.state is State.OPEN:
-            self._protocol.send_close(1000)
-            self._to_send.set()
-            with anyio.move_on_after(CLOSE_WITHIN_S, shield=True):
-                while self._to_send.is_set() and self.broken is None:
-                    await self._sent.wait()
-        self._scope.cancel()
+        try:
+            if self.broken is None and self._protocol.state is State.OPEN:
+                self._protocol.send_close(1000)
+                self._to_send.set()
+                with anyio.move_on_after(CLOSE_WITHIN_S, shield=True):
+                    while self._to_send.is_set() and self.broken is None:
+                        await self._sent.wait()
+        finally:
+            self._scope.cancel()
 
     def _send(self, frame: MuxFrame) -> None:
         if self.broken is not None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from hashlib import sha256
 
-from cloudyard.errors import CloudyardError
-from cloudyard.model import CHUNK_BYTES_MAX, STREAM_WINDOW, OutputChunk, ReadOutput, StreamName
+from cloudyard.errors import CloudyardError, LimitExceeded
+from cloudyard.model import (
+    CHUNK_BYTES_MAX,
+    OUTPUT_LIMIT_MAX_BYTES,
+    STREAM_WINDOW,
+    OutputChunk,
+    ReadOutput,
+    StreamName,
+)
 from cloudyard.sdk.tasks import plain_task_group, pull
 from cloudyard.sdk.transport import Caller
 
@@ -57,6 +64,9 @@ class Output:
         """Bytes from the offset on as they come, until the stream ends.
 
         Nothing is held between two pieces, so the consumer may stop at any of them.
+
+        Raises:
+            LimitExceeded: the stream ends here only because no more of it was kept.
         """
         digest = sha256() if offset == 0 else None
         while True:
@@ -72,6 +82,8 @@ class Output:
                         yield chunk.data
                     if chunk.eof:
                         self._check_end(chunk, at=offset, digest=digest.hexdigest() if digest else "")
+                        if chunk.total > offset:
+                            raise self._truncated(kept=offset, total=chunk.total)
                         return
                 full = (
                     len(chunks[-1].data) == CHUNK_BYTES_MAX and chunks[-1].offset + CHUNK_BYTES_MAX == offset
@@ -108,6 +120,16 @@ class Output:
     def _check_end(self, chunk: OutputChunk, *, at: int, digest: str) -> None:
         if digest and chunk.sha256 and chunk.sha256 != digest:
             raise self._broken(f"{at} bytes were read and their SHA-256 is not that of what was kept")
+
+    def _truncated(self, *, kept: int, total: int) -> LimitExceeded:
+        return LimitExceeded(
+            f"The {self._stream} of command {self._command_id} in {self._sandbox} was cut: it wrote {total} "
+            f"bytes, of which {kept} were kept and have been read.",
+            code="output_truncated",
+            hint=f"Start it with a larger output_limit_bytes, at most {OUTPUT_LIMIT_MAX_BYTES}, or write to "
+            f"a file.",
+            fault="policy",
+        )
 
     def _broken(self, reason: str) -> CloudyardError:
         return CloudyardError(

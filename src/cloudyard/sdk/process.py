@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from cloudyard.errors import Conflict
 from cloudyard.model import (
@@ -144,7 +145,11 @@ class Process:
         """Its stdout from a byte offset on: first what was written already, then what comes, until the stream
         ends.
 
-        A terminal has only this stream. Restarts of the yard are waited out; no byte is lost or given twice.
+        A terminal has only this stream. Restarts of the yard are waited out; no byte is left out or given
+        twice.
+
+        Raises:
+            LimitExceeded: all that is kept was given, and the command wrote more (code `output_truncated`).
         """
         return Output(self._caller, self._sandbox, command_id=self.id, stream="stdout").follow(offset)
 
@@ -189,11 +194,18 @@ class Process:
         """Change the size of its terminal, in characters."""
         await self._caller.ask(self._sandbox, Resize(command_id=self.id, pty=Pty(rows=rows, cols=cols)), Done)
 
-    async def wait(self) -> Completed:
-        """Wait for its end, however long that takes. May be called again and by several callers."""
+    async def wait(self, *, output: bool = True) -> Completed:
+        """Wait for its end, however long that takes. May be called again and by several callers.
+
+        Args:
+            output: bring all output that is kept along. Without it `stdout` and `stderr` are empty: for who
+                has read the streams, or does not want them in memory.
+        """
         while True:
             result = await self._caller.ask_any(self._sandbox, Wait(command_id=self.id, wait_s=WAIT_S))
             if isinstance(result, ExecResult):
+                if not output:
+                    result = replace(result, stdout=b"", stdout_kept=0, stderr=b"", stderr_kept=0)
                 return await completed(self._caller, self._sandbox, result)
 
     async def _taken(self) -> int:

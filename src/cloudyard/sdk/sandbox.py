@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from cloudyard.errors import Conflict, InvalidRequest, NotFound
 from cloudyard.model import (
     COMMAND_BYTES_MAX,
+    MIB,
     OUTPUT_LIMIT_DEFAULT_BYTES,
     CommandInfo,
     CommandList,
@@ -41,10 +42,11 @@ from cloudyard.model import (
 from cloudyard.sdk import files
 from cloudyard.sdk.process import Completed, Process, completed
 from cloudyard.sdk.tasks import plain_task_group
-from cloudyard.sdk.transport import Caller
+from cloudyard.sdk.transport import Caller, text_only
 
 KILL_WITHIN_S = 10.0  # after the caller of `run` was cancelled
 INLINE_STDIN_BYTES_MAX = COMMAND_BYTES_MAX // 2  # larger input goes through the pipe of a started command
+START_OUTPUT_LIMIT_DEFAULT_BYTES = 256 * MIB  # kept per stream of a started command, which may run for long
 _SHELL = "command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l"
 
 
@@ -146,7 +148,7 @@ class Sandbox:
         user: str = "",
         stdin: bool = False,
         pty: Pty | None = None,
-        output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES,
+        output_limit_bytes: int = START_OUTPUT_LIMIT_DEFAULT_BYTES,
         key: str = "",
     ) -> Process:
         """Start a command and return at once. It goes on without this client; see `run` for the arguments.
@@ -154,6 +156,8 @@ class Sandbox:
         Args:
             stdin: leave its stdin open for `Process.write`; otherwise it reads end of file at once.
             pty: give it a terminal of this size. Its stderr is then part of its stdout.
+            output_limit_bytes: bytes kept of stdout and of stderr. It never waits for a reader: what it
+                writes past this is counted and dropped, and whoever reads that far gets LimitExceeded.
 
         Raises:
             InvalidRequest: an argument is wrong or out of range.
@@ -213,7 +217,7 @@ class Sandbox:
             NotFound: it does not exist.
             Conflict: it is a directory, or changed while it was read.
         """
-        check_path(path)
+        _check_path(path)
         return await files.read(self._caller, self._id, path)
 
     async def write(self, path: str, data: bytes, *, mode: int | None = None) -> FileInfo:
@@ -222,7 +226,7 @@ class Sandbox:
         Args:
             mode: permission bits; None keeps those of the file it replaces, or 0644.
         """
-        check_path(path)
+        _check_path(path)
         source = io.BytesIO(data)
         return await files.write(self._caller, self._id, path, source=source, size=len(data), mode=mode)
 
@@ -231,9 +235,10 @@ class Sandbox:
 
         Raises:
             NotFound: there is nothing at `local`.
+            InvalidRequest: it cannot be read here.
             LimitExceeded: the sandbox's disk is full.
         """
-        check_path(path)
+        _check_path(path)
         await files.upload(self._caller, self._id, Path(local), path=path)
 
     async def download(self, path: str, local: str | Path) -> None:
@@ -243,15 +248,16 @@ class Sandbox:
         before you follow one.
 
         Raises:
-            NotFound: there is nothing at `path`.
+            NotFound: there is nothing at `path`, or no directory here for `local` to be in.
+            InvalidRequest: `local` cannot be written.
             Conflict: a file changed while it was read.
         """
-        check_path(path)
+        _check_path(path)
         await files.download(self._caller, self._id, path, local=Path(local))
 
     async def listdir(self, path: str) -> list[FileInfo]:
         """Entries of a directory, sorted by name; links are described, not followed."""
-        check_path(path)
+        _check_path(path)
         return (await self._caller.ask(self._id, ListDir(path=path), DirListing)).entries
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
@@ -260,19 +266,19 @@ class Sandbox:
         Raises:
             NotFound: nothing is.
         """
-        check_path(path)
+        _check_path(path)
         return await self._caller.ask(self._id, Stat(path=path, follow=follow), FileInfo)
 
     async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
         """Remove a file, a link, or a directory (`recursive` if it is not empty)."""
-        check_path(path)
+        _check_path(path)
         await self._caller.ask(self._id, Remove(path=path, recursive=recursive, missing_ok=missing_ok), Done)
 
     async def mkdir(
         self, path: str, *, mode: int = 0o755, parents: bool = True, exist_ok: bool = True
     ) -> FileInfo:
         """Make a directory."""
-        check_path(path)
+        _check_path(path)
         op = MakeDir(path=path, mode=mode, parents=parents, exist_ok=exist_ok)
         return await self._caller.ask(self._id, op, FileInfo)
 
@@ -319,5 +325,11 @@ def command_spec(command: str | Sequence[str], **fields: Any) -> CommandSpec:
         spec = msgspec.convert({**how, **fields, "env": dict(env)}, CommandSpec)
     except msgspec.ValidationError as exc:
         raise InvalidRequest(f"The command cannot be run: {exc}.", code="bad_command") from exc
-    check_command(spec)
+    with text_only():
+        check_command(spec)
     return spec
+
+
+def _check_path(path: str) -> None:
+    with text_only():
+        check_path(path)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Protocol, TypeVar
 from uuid import uuid4
@@ -136,13 +137,15 @@ class Caller:
     async def ask_any(self, sandbox: str, op: AnyOp, *, key: str = "") -> AnyResult:
         """The same for an operation that has more than one kind of result."""
         if key:
-            check_key(key)
+            with text_only():
+                check_key(key)
         elif op.__struct_config__.tag not in REPEATABLE:
             key = uuid4().hex
         within_s = _answer_within_s(op)
 
         async def attempt() -> AnyResult:
-            return await self.check_open().ask(sandbox, op, key=key, within_s=within_s)
+            with text_only():
+                return await self.check_open().ask(sandbox, op, key=key, within_s=within_s)
 
         while True:
             try:
@@ -153,6 +156,23 @@ class Caller:
             # The command has had its time and more, yet nothing came. If the sandbox still answers, it was
             # frozen or the answer was lost: the same key joins the step, or brings back what it gave.
             await self.ask(sandbox, GetSandbox(), SandboxInfo)
+
+
+@contextmanager
+def text_only() -> Iterator[None]:
+    """Text that UTF-8 has no bytes for, such as a file name that Python read with surrogates, is refused.
+
+    Raises:
+        InvalidRequest: there was some.
+    """
+    try:
+        yield
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(
+            f"The request holds {exc.object[exc.start : exc.end]!r}, which is no text.",
+            code="not_text",
+            hint="Bytes that are no UTF-8 can go through stdin or in a file.",
+        ) from exc
 
 
 def expect(want: type[R], result: AnyResult, *, what: str) -> R:

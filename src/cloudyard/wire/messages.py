@@ -113,10 +113,18 @@ class EdgeCall(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=
 
 
 class CallCreate(EdgeCall, tag="create", frozen=True):
-    """Make this sandbox. Repeating it with the same id gives the same sandbox."""
+    """Make this sandbox. Repeating it with the same id gives the same sandbox.
+
+    The two moments are seconds since 1970, 0 for never. A call that lay somewhere until nobody waits for it
+    makes no sandbox that nobody knows of.
+    """
 
     sandbox: str
     spec: SandboxSpec
+    begin_by: float = 0.0
+    """An edge that has not begun by then refuses (`create_expired`), and the call may be sent anew."""
+    expires_at: float = 0.0
+    """A sandbox that is not ready by then is torn down again."""
 
 
 class CallOp(EdgeCall, tag="op", frozen=True):
@@ -165,12 +173,12 @@ class EdgeReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ImageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An image as the HTTP API lists it."""
+    """An image as the HTTP API lists it. What the yard does not know is left out."""
 
     name: str
-    layers: list[str]
+    layers: list[str] = []
     size_bytes: int = 0
-    config: ImageConfig = msgspec.field(default_factory=ImageConfig)
+    config: ImageConfig | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode
