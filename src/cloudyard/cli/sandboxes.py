@@ -157,7 +157,7 @@ def _explain(done: Completed) -> None:
     if done.timed_out:
         reasons.append(f"the command was killed after its timeout, {done.duration_s:.1f} s")
     if done.oom:
-        reasons.append("the sandbox's memory limit killed a process of the command")
+        reasons.append("the sandbox's memory limit killed a process in the sandbox")
     if done.fault is not None and done.fault.label == "infra":
         reasons.append(f"the yard is at fault: {done.fault.reason} {done.fault.evidence}".rstrip())
     for reason in reasons:

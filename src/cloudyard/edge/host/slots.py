@@ -220,7 +220,7 @@ def _alive(claim: Claim, block: int, live: set[int]) -> bool:
 
 
 def live_slots() -> set[int]:
-    """Slots in which some process runs, whoever's they are."""
+    """Slots in which some process runs, whoever's they are. One that waits to be reaped holds nothing."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -228,6 +228,8 @@ def live_slots() -> set[int]:
                 status = Path(f"/proc/{entry}/status").read_text()
             except OSError:
                 continue  # it has ended
+            if "\nState:\tZ" in status:
+                continue
             uids = next((line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")), [])
             found |= {slot for uid in uids if (slot := slot_of_uid(int(uid))) is not None}
     return found
