@@ -20,6 +20,7 @@ PUBLIC = {
     *errors.__all__,
     "Completed",
     "Process",
+    "Pty",
     "Sandbox",
     "Yard",
     "__version__",
