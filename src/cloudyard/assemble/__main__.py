@@ -21,7 +21,7 @@ from cloudyard.assemble.config import load_config
 from cloudyard.errors import CloudyardError
 
 EXIT_FAILED = 1
-GC_THRESHOLDS = (50_000, 20, 50)  # objects of the youngest generation, then collections of the one below
+GC_THRESHOLDS = (50_000, 10, 10)  # objects of the youngest generation, then collections of the one below
 
 
 async def until_told(work: Callable[[], Awaitable[None]]) -> None:
