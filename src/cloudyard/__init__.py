@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cloudyard import blocking as blocking
-    from cloudyard.errors import CloudyardError as CloudyardError
-    from cloudyard.errors import Conflict as Conflict
-    from cloudyard.errors import Forbidden as Forbidden
-    from cloudyard.errors import InvalidRequest as InvalidRequest
-    from cloudyard.errors import LimitExceeded as LimitExceeded
-    from cloudyard.errors import NotFound as NotFound
-    from cloudyard.errors import SandboxUnavailable as SandboxUnavailable
-    from cloudyard.errors import Unauthorized as Unauthorized
-    from cloudyard.errors import Unsupported as Unsupported
-    from cloudyard.errors import YardUnavailable as YardUnavailable
+    from cloudyard.errors import (
+        CloudyardError as CloudyardError,
+        Conflict as Conflict,
+        Forbidden as Forbidden,
+        InvalidRequest as InvalidRequest,
+        LimitExceeded as LimitExceeded,
+        NotFound as NotFound,
+        SandboxUnavailable as SandboxUnavailable,
+        Unauthorized as Unauthorized,
+        Unsupported as Unsupported,
+        YardUnavailable as YardUnavailable,
+    )
     from cloudyard.model import Pty as Pty
-    from cloudyard.sdk.client import Yard as Yard
-    from cloudyard.sdk.client import connect as connect
-    from cloudyard.sdk.process import Completed as Completed
-    from cloudyard.sdk.process import Process as Process
+    from cloudyard.sdk.client import Yard as Yard, connect as connect
+    from cloudyard.sdk.process import Completed as Completed, Process as Process
     from cloudyard.sdk.sandbox import Sandbox as Sandbox
 
 __version__ = "0.1.0"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cloudyard.core.lifecycle import Life, Transition
 from cloudyard.edge.backends.base import InstanceFacts

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cloudyard.wire.guest import FRAME_BODY_MAX, Decoder, Frame, FrameError, Kind, Tag, encode
 from guest_fixture import guest_frames_test

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import inspect
 
 from cloudyard import errors, model
@@ -38,7 +37,7 @@ def _messages() -> dict[str, type[msgspec.Struct]]:
             if (
                 isinstance(value, type)
                 and issubclass(value, msgspec.Struct)
-                and value.__module__ == module.__name__
+                and f"{value.__module__}.".startswith(f"{module.__name__}.")
             ):
                 found[re.sub(r"(?<!^)(?=[A-Z])", "_", value.__name__).lower()] = value
     return {name: cls for name, cls in found.items() if cls not in BASES}

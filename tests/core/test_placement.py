@@ -8,8 +8,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cloudyard.core.placement import Demand, Fleet, Reservation
 from cloudyard.errors import CloudyardError, LimitExceeded, NotFound, Unsupported, YardUnavailable

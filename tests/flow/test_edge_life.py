@@ -9,8 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cloudyard.edge.daemon import Edge
 from cloudyard.errors import (
