@@ -228,6 +228,11 @@ class Box:
         with self._act("remove", {"path": path}):
             return await self._sandbox.remove(path, recursive=recursive, missing_ok=missing_ok)
 
+    async def kill_all(self) -> None:
+        """End every process in the sandbox, however it tries to stay; files stay."""
+        with self._act("kill_all", {}):
+            await self._sandbox.kill_all()
+
     async def upload(self, local: str | Path, path: str) -> None:
         """Copy a file or directory of this machine into the sandbox."""
         path = self._path(path)
