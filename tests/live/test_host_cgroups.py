@@ -140,8 +140,9 @@ def test_a_removed_group_leaves_nothing_in_the_kernel(token: str, leaks: None, t
     for number in range(REMOVED_GROUPS):
         group = groups.group(str(number))
         group.make()
+        entries = group.entries()
         read = f"echo file > {tmp_path}/{number}"  # its page stays in the page cache, charged to the group
-        join = "".join(f"echo 0 >&{fd}; " for fd in (entries := group.entries()))
+        join = "".join(f"echo 0 >&{fd}; " for fd in entries)
         subprocess.run(["bash", "-c", join + read], pass_fds=entries, stdin=subprocess.DEVNULL, check=True)
         for fd in entries:
             os.close(fd)

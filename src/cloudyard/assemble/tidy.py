@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
+import time
 
 import anyio
 
 THRESHOLDS = (50_000, 10, 10)  # objects of the youngest generation, then collections of the one below
 LOOK_S = 5.0
-CHANGED_BLOCKS = 30_000  # of Python's allocator: some 400 sandboxes made, or ended
+WORK_S = 0.2  # of processor time: some 40 sandboxes made and stopped
 
 
 def collect_less() -> None:
@@ -27,17 +27,17 @@ def collect_less() -> None:
 
 
 async def give_back() -> None:
-    """Collect garbage whenever much was allocated or freed, until cancelled.
+    """Collect garbage after every so much work, until cancelled.
 
-    A sandbox's objects know each other, so that only the collector frees them; of age, and with thresholds so
+    A sandbox's objects know each other, so that only the collector frees them; aged, and with thresholds so
     high, they would stay for hours. A collection takes some 10 ms with 1,000 sandboxes.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
-    settled = sys.getallocatedblocks()
+    worked_s = time.process_time()
     while True:
         await anyio.sleep(LOOK_S)
-        if abs(sys.getallocatedblocks() - settled) > CHANGED_BLOCKS:
+        if time.process_time() - worked_s > WORK_S:
             gc.collect()
             if trim is not None:
                 trim(0)
-            settled = sys.getallocatedblocks()
+            worked_s = time.process_time()
