@@ -50,6 +50,26 @@ async def test_a_command_runs_from_up_to_down(yard: TestYard) -> None:
     assert yard.pids() == {}
 
 
+async def test_killing_all_ends_what_runs_and_what_hides_and_leaves_files(yard: TestYard) -> None:
+    assert yard.up().returncode == 0
+    async with yard.connect() as client, client.sandbox(image="debian") as box:
+        hidden = "while :; do echo x >> /tmp/log; sleep 0.01; done"
+        await box.run(["setsid", "sh", "-c", f"trap '' TERM HUP; ({hidden}) </dev/null >/dev/null 2>&1 &"])
+        process = await box.start("echo ready; sleep 1000")
+        async for _ in process.stdout():
+            break
+        await box.kill_all()
+        done = await process.wait()
+        assert done.signal == signal.SIGKILL
+        assert done.fault is not None
+        assert (done.fault.label, done.fault.reason) == ("policy", "killed")
+        seen = await box.run("echo /proc/[0-9]*")
+        assert len(seen.text.split()) == 3  # PID 1, the keeper of this command, and its shell
+        before = await box.read("/tmp/log")
+        assert before.startswith(b"x\n")
+        assert await box.read("/tmp/log") == before
+
+
 def test_a_second_up_says_that_the_yard_is_up(yard: TestYard) -> None:
     assert json.loads(yard.up("--json").stdout)["started"] is True
     before = yard.pids()

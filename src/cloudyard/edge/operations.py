@@ -28,6 +28,7 @@ from cloudyard.model import (
     Exec,
     GetSandbox,
     KeepAlive,
+    KillAll,
     ListCommands,
     ListDir,
     MakeDir,
@@ -202,6 +203,8 @@ async def _perform_in(sandbox: Sandbox, op: AnyOp) -> AnyResult:
         case ListCommands():
             running = [command.now() for command in sandbox.commands.live.values()]
             return CommandList(commands=running + sandbox.history.newest(LISTED_COMMANDS_MAX - len(running)))
+        case KillAll():
+            return await _kill_all(sandbox)
         case GetSandbox() | KeepAlive() | StopSandbox() | Exec() | Start():
             raise AssertionError("done elsewhere")
         case (
@@ -289,3 +292,15 @@ async def _send_stdin(sandbox: Sandbox, op: SendStdin) -> Done:
     if stdin is None:
         return Done()
     return Done(taken=min(end, stdin.taken) if op.data or op.eof else stdin.end)
+
+
+async def _kill_all(sandbox: Sandbox) -> Done:
+    instance = sandbox.check_running()
+    under_way = list(sandbox.commands.live.values())
+    with anyio.CancelScope(shield=True):  # bounded; half of it done helps nobody
+        for command in under_way:
+            sandbox.commands.kill(command, "all processes of the sandbox were ended by request")
+        await instance.end_processes()
+        for command in under_way:
+            await command.wait_ended()  # it is given up after KILL_WAIT_S
+    return Done()

@@ -23,7 +23,8 @@ from cloudyard.wire.messages import REPEATABLE
 
 CONNECTS_AT_ONCE = 64
 DONE_TWICE_AS_ONCE = REPEATABLE | {
-    "write_file"
+    "kill_all",
+    "write_file",
 }  # a restart frees the key of such a step: a repeat does it anew
 
 log = logging.getLogger(__name__)

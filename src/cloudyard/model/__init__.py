@@ -92,6 +92,7 @@ from cloudyard.model.operations import (
     Exec as Exec,
     GetSandbox as GetSandbox,
     KeepAlive as KeepAlive,
+    KillAll as KillAll,
     ListCommands as ListCommands,
     ListDir as ListDir,
     MakeDir as MakeDir,

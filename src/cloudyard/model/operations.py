@@ -151,6 +151,12 @@ class MakeDir(Op, tag="make_dir", frozen=True):
     exist_ok: bool = True
 
 
+class KillAll(Op, tag="kill_all", frozen=True):
+    """End every process of the sandbox but its PID 1, however it tries to stay. Commands under way end with
+    signal 9, files stay. Gives Done once none is left.
+    """
+
+
 class GetSandbox(Op, tag="get_sandbox", frozen=True):
     """Its state. Not a step, and no use that keeps an idle sandbox alive. Gives SandboxInfo."""
 
@@ -183,6 +189,7 @@ AnyOp = (
     | Stat
     | Remove
     | MakeDir
+    | KillAll
     | GetSandbox
     | KeepAlive
     | StopSandbox

@@ -149,6 +149,7 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     attach = _call_for(Process, sandbox.Sandbox.attach)
     shell = _call_for(Process, sandbox.Sandbox.shell)
     commands = _call(sandbox.Sandbox.commands)
+    kill_all = _call(sandbox.Sandbox.kill_all)
     read = _call(sandbox.Sandbox.read)
     write = _call(sandbox.Sandbox.write)
     upload = _call(sandbox.Sandbox.upload)

@@ -26,6 +26,7 @@ from cloudyard.model import (
     FileInfo,
     GetSandbox,
     KeepAlive,
+    KillAll,
     ListCommands,
     ListDir,
     MakeDir,
@@ -194,6 +195,16 @@ class Sandbox:
     async def commands(self) -> list[CommandInfo]:
         """Commands that run, and ended ones whose results are kept."""
         return (await self._caller.ask(self._id, ListCommands(), CommandList)).commands
+
+    async def kill_all(self) -> None:
+        """End every process in the sandbox but its PID 1, however it tries to stay. Files stay.
+
+        Commands under way end with signal 9. Returns once none is left.
+
+        Raises:
+            SandboxUnavailable: the sandbox stopped, or broke.
+        """
+        await self._caller.ask(self._id, KillAll(), Done)
 
     async def shell(
         self,

@@ -184,6 +184,24 @@ class BackendContract:
         with pytest.raises(SandboxUnavailable):
             instance.usage()
 
+    async def test_every_process_but_the_first_can_be_ended(self, instance: Instance) -> None:
+        async with guest_of(instance) as guest:
+            hidden = "trap '' TERM HUP; setsid sh -c 'sleep 1000 & sleep 1000' & sleep 1000"
+            await guest.start("/bin/sh", "-c", f"({hidden}) & echo; sleep 1000")
+            while (frame := await guest.frame()).kind != Kind.OUTPUT:
+                pass
+            await instance.end_processes()
+            while (frame := await guest.frame()).kind != Kind.EXITED:
+                pass
+            assert frame.number(Tag.SIGNAL) == signal.SIGKILL
+        assert (await run(instance, "/bin/true")).exit_code == 0
+        await instance.end_processes()
+
+    async def test_processes_of_a_stopped_instance_cannot_be_ended(self, instance: Instance) -> None:
+        await instance.stop()
+        with pytest.raises(SandboxUnavailable):
+            await instance.end_processes()
+
     async def test_stops_at_the_same_time_all_return_when_it_is_stopped(self, instance: Instance) -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
@@ -363,6 +381,17 @@ class SandboxContract(BackendContract):
         usage = instance.usage()
         assert usage.pids_refused > 0
         assert usage.pids <= self.spec.pids + 8
+
+    async def test_a_fork_bomb_is_ended_with_all_it_made(self, instance: Instance) -> None:
+        async with guest_of(instance) as guest:
+            bomb = 'f() { f & f & }; f; setsid sh -c "$0" & :'
+            await guest.start("/bin/sh", "-c", bomb, bomb)
+            with anyio.fail_after(WAIT_S):
+                while instance.usage().pids_refused == 0:  # noqa: ASYNC110 (nothing else tells)
+                    await anyio.sleep(0.005)
+        await instance.end_processes()
+        assert instance.usage().pids == 1
+        assert (await run(instance, "/bin/true")).exit_code == 0
 
     async def test_a_busy_loop_gets_no_more_than_its_share_of_a_core(
         self, backend: Backend, image: Image

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -114,6 +115,18 @@ class FakeInstance:
             with anyio.move_on_after(END_WAIT_S):
                 while any(start_time(pid) == started for pid, started in left.items()):  # noqa: ASYNC110
                     await anyio.sleep(0.005)  # they are not our children: nothing tells
+
+    async def end_processes(self) -> None:
+        if self._process.ended.is_set():
+            raise self._gone("Ending the processes")
+        with anyio.move_on_after(END_WAIT_S, shield=True):
+            while left := _descendants(self._facts.pid):
+                for pid in left:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                await anyio.sleep(0.005)  # they are not our children: nothing tells
+            return
+        raise self._gone("Ending the processes")
 
     async def stop(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -271,14 +284,18 @@ class FakeBackend:
 
 def _descendants(pid: int) -> dict[int, int]:
     """Every process below this one, with its start time."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with suppress(OSError):
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                parents.setdefault(int(fields[1]), []).append(int(path.name))
     found: dict[int, int] = {}
     waiting = [pid]
     while waiting:
-        parent = waiting.pop()
-        with suppress(OSError):
-            for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-                started = start_time(int(child))
-                if started is not None:
-                    found[int(child)] = started
-                    waiting.append(int(child))
+        for child in parents.get(waiting.pop(), []):
+            started = start_time(child)
+            if started is not None:
+                found[child] = started
+                waiting.append(child)
     return found

@@ -105,6 +105,10 @@ class Instance(Protocol):
         """That one counter, read before and after every command: it has to be cheap. Raises as `usage`
         does."""
 
+    async def end_processes(self) -> None:
+        """End every process in it but PID 1, also one that forks as fast as it can; return once they have
+        ended. Raises SandboxUnavailable when the instance is gone, or some are still there after a bound."""
+
     async def stop(self) -> None:
         """Kill everything in it, frozen or not, and give back processes, cgroups, disk and slot. Idempotent,
         bounded."""

@@ -26,12 +26,12 @@ from cloudyard.edge.backends.container.instance import ContainerInstance
 from cloudyard.edge.backends.container.maker import Maker
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.pool import Pool
-from cloudyard.edge.backends.container.site import SOCKET_PATH_MAX
+from cloudyard.edge.backends.container.site import SOCKET_PATH_MAX, Site
 from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
-from cloudyard.edge.host.processes import Watcher, start_time
+from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
 from cloudyard.errors import InvalidRequest, Unsupported
@@ -94,7 +94,7 @@ class ContainerBackend:
         facts = InstanceFacts(
             sandbox=sandbox, slot=raised.site.slot, pid=raised.process.pid, pid_start=raised.started
         )
-        return ContainerInstance(facts, site=raised.site, process=raised.process, remove=self._sites.remove)
+        return self._instance(facts, raised.site, raised.process)
 
     async def adopt(self, facts: InstanceFacts) -> Instance | None:
         try:
@@ -106,8 +106,7 @@ class ContainerBackend:
             self._watcher.forget(process)
             await self._sites.remove_if_left(facts.slot)
             return None
-        site = self._sites.adopted(facts.slot)
-        return ContainerInstance(facts, site=site, process=process, remove=self._sites.remove)
+        return self._instance(facts, self._sites.adopted(facts.slot), process)
 
     async def sweep(self, keep: set[int]) -> list[str]:
         return await self._sites.sweep(keep)
@@ -116,6 +115,11 @@ class ContainerBackend:
         pids = int(Path("/proc/sys/kernel/pid_max").read_text())
         _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(SLOTS_MAX, pids // PIDS_PER_SANDBOX, descriptors // DESCRIPTORS_PER_SANDBOX)
+
+    def _instance(self, facts: InstanceFacts, site: Site, process: Process) -> ContainerInstance:
+        return ContainerInstance(
+            facts, site=site, process=process, watcher=self._watcher, remove=self._sites.remove
+        )
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:

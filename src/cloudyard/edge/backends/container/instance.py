@@ -14,7 +14,7 @@ from cloudyard.edge.backends.base import Files, InstanceFacts, Usage
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host import cgroups
 from cloudyard.edge.host.files import RootFiles
-from cloudyard.edge.host.processes import Process, ended_within
+from cloudyard.edge.host.processes import Process, Watcher, ended_within
 from cloudyard.errors import SandboxUnavailable
 
 END_WAIT_S = 10.0  # from SIGKILL to the end of PID 1, which waits for all others
@@ -24,11 +24,18 @@ class ContainerInstance:
     """A container whose guest is listening, made here or adopted."""
 
     def __init__(
-        self, facts: InstanceFacts, *, site: Site, process: Process, remove: Callable[[Site], Awaitable[None]]
+        self,
+        facts: InstanceFacts,
+        *,
+        site: Site,
+        process: Process,
+        watcher: Watcher,
+        remove: Callable[[Site], Awaitable[None]],
     ) -> None:
         self._facts = facts
         self._site = site
         self._process = process
+        self._watcher = watcher
         self._remove = remove
         self._stopped = False
         self._turn = anyio.Lock()
@@ -75,6 +82,13 @@ class ContainerInstance:
             self._site.group.set_frozen(False)
         except OSError as exc:
             raise self._gone("Thawing") from exc
+
+    async def end_processes(self) -> None:
+        async with self._turn:
+            if self._stopped:
+                raise self._gone("Ending the processes")
+            with CancelScope(shield=True):
+                await self._site.end_processes(self._watcher, but=self._process.pid)
 
     async def stop(self) -> None:
         with CancelScope(shield=True):

@@ -90,7 +90,7 @@ class Site:
             CloudyardError: a process does not die, or the kernel keeps something; the site is still there.
         """
         with CancelScope(shield=True):
-            await self._end_processes(watcher)
+            await self.end_processes(watcher)
             try:
                 left = await to_thread.run_sync(self._take_down, limiter=threads)
             except OSError as exc:
@@ -101,16 +101,30 @@ class Site:
                 ) from exc
         return left
 
-    async def _end_processes(self, watcher: Watcher) -> None:
+    async def end_processes(self, watcher: Watcher, *, but: int = 0) -> None:
+        """Kill what runs in it, frozen or not, and return when it has ended.
+
+        Args:
+            watcher: sees the ends of processes; it must run.
+            but: the one process that is to live; 0 for none.
+
+        Raises:
+            CloudyardError: a process has not ended after EMPTY_WAIT_S.
+        """
         with anyio.move_on_after(EMPTY_WAIT_S):
-            while pids := self.group.pids():
-                await kill_all(pids, watcher, then=lambda: self.group.set_frozen(False))
+            while pids := [pid for pid in self.group.pids() if pid != but]:
+                try:
+                    if but:  # the kernel ends the others with PID 1 alone; else none may fork meanwhile
+                        self.group.set_frozen(True)
+                        pids = [pid for pid in self.group.pids() if pid != but]
+                finally:
+                    await kill_all(pids, watcher, then=lambda: self.group.set_frozen(False))
             return
         raise CloudyardError(
             f"Ending the processes {self.group.pids()} of slot {self.slot} failed: they are still there "
             f"{EMPTY_WAIT_S:g} s after SIGKILL.",
             code="not_killed",
-            hint="They may wait for a disk or a network file system; stop the sandbox again later.",
+            hint="They may wait for a disk or a network file system; try again later.",
             retry_safe=True,
         )
 
