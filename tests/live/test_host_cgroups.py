@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from cloudyard.edge.host.cgroups import Limits, choose, freeze, mounted, open_cgroups, remove
+from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, Limits, choose, freeze, mounted, open_cgroups, remove
+from cloudyard.edge.host.cgroups.files import read_table
 from cloudyard.edge.host.cgroups.v2 import CgroupsV2, GroupV2, enable
 from cloudyard.errors import Unsupported
 from cloudyard.model import MIB
@@ -80,6 +82,9 @@ def test_version_2_writes_limits_and_reads_counters(tmp_path: Path) -> None:
     assert (tmp_path / "memory.swap.max").read_text() == "0"
     assert (tmp_path / "cpu.max").read_text() == "150000 100000"
     assert (tmp_path / "pids.max").read_text() == "20"
+    (tmp_path / "cpu.weight").write_text("")
+    GroupV2(tmp_path).set_weight(250)
+    assert (tmp_path / "cpu.weight").read_text() == "250"
 
     texts = {
         "memory.current": "1000\n",
@@ -112,6 +117,7 @@ async def test_a_group_of_this_kernel_holds_limits_freezes_and_goes(token: str, 
         Limits(memory_bytes=128 * MIB, cpu=1.0, pids=30)
     )  # either way past the limit on memory and swap
     group.limit(LIMITS)
+    group.set_weight(WEIGHT_DEFAULT)
     assert groups.names() == ["0"]
     with in_group(group.entries()) as sleeper:
         await wait_until(lambda: group.pids() == [sleeper.pid], "it is in")
@@ -124,6 +130,30 @@ async def test_a_group_of_this_kernel_holds_limits_freezes_and_goes(token: str, 
     remove(group)
     assert groups.names() == []
     groups.close()
+
+
+def test_nothing_stays_charged_to_a_group_that_was_removed(token: str, leaks: None, tmp_path: Path) -> None:
+    groups = open_cgroups(token)
+    if groups.version != 1:
+        pytest.skip("a parent of version 2 does not tell what its removed groups hold")
+    group = groups.group("0")
+    group.make()
+    entries = group.entries()
+    join = "".join(f"echo 0 >&{fd}; " for fd in entries)
+    write = (
+        f"head -c {1 * MIB} /dev/zero > {tmp_path}/file; sync {tmp_path}/file"  # it stays in the page cache
+    )
+    subprocess.run(["bash", "-c", join + write], pass_fds=entries, stdin=subprocess.DEVNULL, check=True)
+    for fd in entries:
+        os.close(fd)
+    where = choose(mounted(Path("/proc/self/mountinfo").read_text()))
+    assert isinstance(where, dict)
+    parent = where["memory"] / "cloudyard" / token
+    assert read_table(parent / "memory.stat")["total_cache"] >= 1 * MIB
+    remove(group)
+    left = read_table(parent / "memory.stat")["total_cache"]
+    groups.close()
+    assert left < 1 * MIB // 8  # the kernel may be at work on a page or two
 
 
 async def test_a_version_2_group_freezes_and_goes_even_without_controllers(token: str, leaks: None) -> None:

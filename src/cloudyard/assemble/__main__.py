@@ -5,7 +5,6 @@ Each loads only its own parts: how soon a killed edge is back depends on how lon
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import sys
@@ -16,12 +15,11 @@ from pathlib import Path
 
 import anyio
 
-from cloudyard.assemble import children, supervisor
+from cloudyard.assemble import children, supervisor, tidy
 from cloudyard.assemble.config import load_config
 from cloudyard.errors import CloudyardError
 
 EXIT_FAILED = 1
-GC_THRESHOLDS = (50_000, 10, 10)  # objects of the youngest generation, then collections of the one below
 
 
 async def until_told(work: Callable[[], Awaitable[None]]) -> None:
@@ -33,6 +31,7 @@ async def until_told(work: Callable[[], Awaitable[None]]) -> None:
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(run)
+        tasks.start_soon(tidy.give_back)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 tasks.cancel_scope.cancel()
@@ -57,30 +56,19 @@ def main() -> int:
             case "control":
                 from cloudyard.assemble.control_main import be_control
 
-                _collect_less()
+                tidy.collect_less()
                 anyio.run(until_told, partial(be_control, config), backend_options={"use_uvloop": True})
             case _:
                 from cloudyard.assemble.edge_main import be_edge
 
                 # Its processes are started past the loop (edge/host/processes.py): under uvloop's own way of
                 # starting them they would cost three times as much.
-                _collect_less()
+                tidy.collect_less()
                 anyio.run(until_told, partial(be_edge, config), backend_options={"use_uvloop": True})
     except CloudyardError as exc:
         print(f"{args.role}: {exc}", file=sys.stderr)
         return EXIT_FAILED
     return 0
-
-
-def _collect_less() -> None:
-    """Look for garbage less often, and never among what was loaded at the start.
-
-    A server holds tens of thousands of objects for as long as their sandboxes live. With the default
-    thresholds the collector walked all of them several times a second: with 1,000 sandboxes, a tenth of the
-    time of a create.
-    """
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 if __name__ == "__main__":

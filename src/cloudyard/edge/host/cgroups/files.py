@@ -97,6 +97,12 @@ def make_parents(homes: Iterable[Path]) -> None:
                     raise
 
 
+def write_if_there(path: Path, text: str) -> None:
+    """Write to a file that not every kernel has; what it then refuses is no harm."""
+    with contextlib.suppress(OSError):
+        write(path, text)
+
+
 def remove_directory(path: Path) -> None:
     """Remove a group's directory and those below it, if it is there."""
     try:

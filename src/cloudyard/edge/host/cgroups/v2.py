@@ -10,6 +10,7 @@ from cloudyard.edge.host.cgroups import files
 from cloudyard.edge.host.cgroups.limits import CONTROLLERS, CPU_PERIOD_US, Limits
 
 LEAF = "daemons"  # group that takes the processes of a group that is to have groups of ours below it
+RECLAIM_ALL = "1T"
 MOVE_TRIES = 16  # processes may be started while others are moved
 
 
@@ -32,6 +33,9 @@ class GroupV2:
             files.write(swap, "0")
         files.write(self._home / "cpu.max", f"{limits.cpu_quota_us} {CPU_PERIOD_US}")
         files.write(self._home / "pids.max", str(limits.pids))
+
+    def set_weight(self, weight: int, /) -> None:
+        files.write(self._home / "cpu.weight", str(weight))
 
     def pids(self) -> list[int]:
         return files.read_pids(self._home / "cgroup.procs")
@@ -59,6 +63,8 @@ class GroupV2:
         return files.read_entry(f"{self._home}/memory.events", "oom_kill")
 
     def remove(self) -> None:
+        # As in version 1, by the file that Linux 5.19 brought. It tells by EAGAIN that it found less.
+        files.write_if_there(self._home / "memory.reclaim", RECLAIM_ALL)
         files.remove_directory(self._home)
 
 
