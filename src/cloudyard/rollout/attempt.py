@@ -11,10 +11,10 @@ import time
 from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
 from msgspec import Struct
 
-from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded, YardUnavailable
+from cloudyard.errors import CloudyardError, LimitExceeded, YardUnavailable
+from cloudyard.rollout.acting import act
 from cloudyard.rollout.agents.base import Agent, Context
 from cloudyard.rollout.box import Box, Log, Record
 from cloudyard.rollout.leases import LEASE_S, Leases
@@ -29,7 +29,6 @@ from cloudyard.sdk.sandbox import Sandbox
 RUN_LABEL = "cloudyard.run"
 ATTEMPT_LABEL = "cloudyard.attempt"
 STOP_WITHIN_S = 30.0
-ERROR_CHARS_MAX = 500  # of what an agent's exception says
 NO_ROOM_PATIENCE_S = 60.0  # while no other attempt of this run holds a sandbox that it will give back
 NO_ROOM_PAUSE_FIRST_S, NO_ROOM_PAUSE_MAX_S = 0.2, 5.0
 
@@ -170,19 +169,7 @@ class Trial:
             attempt=plan.key.attempt,
             seed=plan.seed,
         )
-        limit = anyio.CancelScope(deadline=anyio.current_time() + task.agent_timeout_s)
-        try:
-            with limit:
-                await plan.agent.run(box, context)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - an agent is foreign code and raises what it likes
-            await anyio.lowlevel.checkpoint_if_cancelled()  # if it was not the agent who cancelled this
-            self._agent_error = told(error)
-        finally:
-            box.close()
-        if limit.cancelled_caught:
-            self._agent_error = f"The agent ran out of its {task.agent_timeout_s:g} s."
+        self._agent_error = await act(plan.agent, box, context, within_s=task.agent_timeout_s)
         if self._log.infra:
             raise _Failed("void", self._log.infra)
 
@@ -204,17 +191,3 @@ class Trial:
                 self._cpu_s = (await sandbox.info()).cpu_used_s or 0.0
             with suppress(CloudyardError):
                 await sandbox.stop()
-
-
-def told(error: BaseException) -> str:
-    """What an agent's exception says, as one bounded line."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if isinstance(error, InvalidRequest) and error.code in ("task_without_solution", "solution_failed"):
-        return str(error)
-    try:
-        words = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - the text of a foreign exception may be broken too
-        words = ""
-    text = f"The agent raised {type(error).__name__}{': ' if words else ''}{words}"
-    return text if len(text) <= ERROR_CHARS_MAX else f"{text[:ERROR_CHARS_MAX]}..."

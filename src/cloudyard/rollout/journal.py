@@ -18,7 +18,7 @@ from typing import BinaryIO, Self
 import msgspec
 
 from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, NotFound
-from cloudyard.rollout.records import FORMAT, AnyLine, Attempt, AttemptKey, Resumed, Run
+from cloudyard.rollout.records import FORMAT, Action, AnyLine, Attempt, AttemptKey, Resumed, Run
 
 FILE = "rollouts.jsonl"
 LINE_BYTES_MAX = 4 << 20  # of a line that is read; ours are far shorter
@@ -142,14 +142,25 @@ def read(out: Path) -> Past:
     return past
 
 
-def lines(path: Path) -> Iterator[AnyLine]:
-    """All whole lines of a journal, one after the other.
+def actions(out: Path, attempt: str, *, try_: int) -> list[Action]:
+    """The actions of one try of an attempt, in their order.
+
+    Args:
+        out: directory of the journal.
+        attempt: `task/agent/number`, as `str` of an AttemptKey gives it.
+        try_: number of the try.
 
     Raises:
-        InvalidRequest: one of them cannot be understood.
+        InvalidRequest: a line cannot be understood.
     """
+    path = out / FILE
+    found = []
     for number, line in _whole_lines(path):
-        yield _understood(path, number, line)
+        if line.startswith(_ACTION):
+            peek = _peeked(path, number, line)
+            if peek.try_ == try_ and str(AttemptKey(peek.task, peek.agent, peek.attempt)) == attempt:
+                found.append(_understood(path, number, line))
+    return sorted((line for line in found if isinstance(line, Action)), key=lambda line: line.number)
 
 
 def _past(path: Path) -> Past | None:

@@ -20,11 +20,12 @@ from msgspec.structs import replace
 
 import cloudyard
 from cloudyard.errors import CloudyardError, Conflict, InvalidRequest
+from cloudyard.rollout.acting import interrupting, turning
 from cloudyard.rollout.agents.base import Agent
 from cloudyard.rollout.attempt import RUN_LABEL, Plan, Trial
 from cloudyard.rollout.journal import Journal, Past, open_journal
 from cloudyard.rollout.leases import Leases
-from cloudyard.rollout.records import Attempt, AttemptKey, BrokenLine, Resumed, Run, TaskLine
+from cloudyard.rollout.records import FORMAT, Attempt, AttemptKey, BrokenLine, Resumed, Run, TaskLine
 from cloudyard.rollout.summary import Summary
 from cloudyard.rollout.task import BrokenTask, Task, filled_in
 from cloudyard.sdk.client import Yard
@@ -87,6 +88,7 @@ async def run(
         raise InvalidRequest(f"There is no task to run: {reason}" if agents else "There is no agent to run.")
     _check_names(agents)
     wanted = Run(
+        format=FORMAT,
         id=uuid4().hex[:12],
         begin=time(),
         seed=seed,
@@ -143,12 +145,14 @@ class _Runner:
 
     async def run(self, concurrency: int) -> Summary:
         waiting = self._waiting()
-        async with plain_task_group() as renewing:
-            renewing.start_soon(self._leases.renew)
-            async with plain_task_group() as workers:
-                for _ in range(concurrency):
-                    workers.start_soon(self._worker, waiting)
-            renewing.cancel_scope.cancel()
+        with interrupting():
+            async with plain_task_group() as beside:
+                beside.start_soon(self._leases.renew)
+                beside.start_soon(turning)
+                async with plain_task_group() as workers:
+                    for _ in range(concurrency):
+                        workers.start_soon(self._worker, waiting)
+                beside.cancel_scope.cancel()
         return self._summary
 
     def _waiting(self) -> Iterator[Plan]:
