@@ -46,6 +46,7 @@ COMMANDS = {
     "shell": Command("cloudyard.cli.sandboxes", "open a terminal in a sandbox", "shell"),
     "ls": Command("cloudyard.cli.sandboxes", "list sandboxes", "ls"),
     "stop": Command("cloudyard.cli.sandboxes", "stop sandboxes", "stop"),
+    "rollout": Command("cloudyard.cli.rollouts", "let agents try tasks, and show what came of it"),
     "bench": Command("cloudyard.cli.bench", "measure this yard against its floors"),
 }
 

@@ -12,13 +12,15 @@ Knows local files and the format; knows no yard. Whether a yard has the image is
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cloudyard.errors import InvalidRequest, NotFound
 from cloudyard.model import MIB, SandboxSpec, normalised, parse_size
@@ -31,6 +33,7 @@ TASK_FILES_MAX = 20_000
 TASK_BYTES_MAX = 1024 * MIB
 INSTRUCTION_BYTES_MAX = 1 * MIB
 _TOML = "task.toml"
+_TEMPLATE = re.compile(r"\$\{(?P<name>[^}:]+)(?::-(?P<default>.*))?\}")
 _BUILD_FILES = ("Dockerfile", "docker-compose.yaml")
 _HOW_TO_NAME_AN_IMAGE = (
     f'Name an image of the yard in {_TOML}: [environment] docker_image = "debian". `cloudyard image build` '
@@ -187,6 +190,37 @@ def find(paths: Sequence[str | Path]) -> tuple[list[Task], list[BrokenTask]]:
                 hint=f"Give each a name of its own: [task] name in {_TOML}, or another directory's name.",
             )
     return tasks, broken
+
+
+def filled_in(task: Task, given: Mapping[str, str]) -> Task:
+    """The task with `${NAME}` and `${NAME:-default}` in its environments replaced by what was given.
+
+    Nothing is taken from this process's environment unasked: a task may come from a stranger.
+
+    Raises:
+        InvalidRequest: a name is not given and has no default.
+    """
+
+    def fill(env: dict[str, str]) -> dict[str, str]:
+        return {name: _filled(name, value, given) for name, value in env.items()}
+
+    return replace(
+        task, env=fill(task.env), agent_env=fill(task.agent_env), verifier_env=fill(task.verifier_env)
+    )
+
+
+def _filled(name: str, value: str, given: Mapping[str, str]) -> str:
+    match = _TEMPLATE.fullmatch(value)
+    if match is None:
+        return value
+    found = given.get(match["name"], match["default"])
+    if found is None:
+        raise InvalidRequest(
+            f"The task's variable {name} needs a value for {match['name']}.",
+            code="env_missing",
+            hint=f"Give it with --env {match['name']}=VALUE, or --env {match['name']} to pass on your own.",
+        )
+    return found
 
 
 def _check_image(directory: Path, image: str) -> None:
