@@ -47,6 +47,7 @@ COMMANDS = {
     "ls": Command("cloudyard.cli.sandboxes", "list sandboxes", "ls"),
     "stop": Command("cloudyard.cli.sandboxes", "stop sandboxes", "stop"),
     "rollout": Command("cloudyard.cli.rollouts", "let agents try tasks, and show what came of it"),
+    "tasks": Command("cloudyard.cli.tasks", "make tasks of a package, and check tasks"),
     "bench": Command("cloudyard.cli.bench", "measure this yard against its floors"),
 }
 
