@@ -81,14 +81,14 @@ def test_a_package_without_tests_and_one_without_modules_are_refused(tmp_path: P
     assert no_modules.value.code == "no_modules"
 
 
-def test_copies_of_modules_and_what_nobody_needs_are_taken_out(tmp_path: Path) -> None:
-    tree(tmp_path, pkg__core="", build__lib__pkg__core="", docs__conf="", tests__docs__test_it="")
+def test_hidden_files_and_copies_of_modules_are_taken_out(tmp_path: Path) -> None:
+    tree(tmp_path, pkg__core="", build__lib__pkg__core="", tests__build__test_it="")
     for name in ("pkg/__pycache__/core.cpython-311.pyc", "pkg.egg-info/SOURCES.txt", ".github/x.yml"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     suite.tidy(tmp_path)
     kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert kept == ["pkg/core.py", "tests/docs/test_it.py"]
+    assert kept == ["pkg/core.py", "tests/build/test_it.py"]
 
 
 @pytest.mark.parametrize(

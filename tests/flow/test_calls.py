@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -29,6 +31,7 @@ from cloudyard.sdk.calls import INFRA_TRIES
 from flow.chain import TOKEN, Chain, chain, real_edge
 from flow.echo_edge import echo_edge
 from flow.process_functions import ProcessFunctions
+from support import REPOSITORY
 
 both = pytest.mark.parametrize("transport", ["mux", "http"])
 HANG = "import time\ntime.sleep(600)"
@@ -316,3 +319,42 @@ def test_results_are_json_of_the_documented_shape() -> None:
     from cloudyard import CallResult
 
     assert msgspec.json.encode(CallResult(exit_code=0, stdout=b"hi\n")) == b'{"exit_code":0,"stdout":"aGkK"}'
+
+
+async def test_the_command_line_runs_and_judges(yard_dir: Path, tmp_path: Path) -> None:
+    program, cases = tmp_path / "main.py", tmp_path / "cases.jsonl"
+    program.write_text(
+        "import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit(len(sys.argv) - 1)"
+    )
+    cases.write_text('{"stdin": "1 2", "expected": "3\\n"}\n{"stdin": "3", "expected": "4\\n"}\n')
+    async with yard_at(yard_dir) as at:
+
+        async def call(*words: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+            done = await anyio.run_process(
+                [sys.executable, "-m", "cloudyard.cli", "call", *words],
+                input=stdin,
+                check=False,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(REPOSITORY / "src"),
+                    "CLOUDYARD_URL": at.chain.url,
+                    "CLOUDYARD_TOKEN": TOKEN,
+                },
+            )
+            return done.returncode, done.stdout, done.stderr
+
+        assert await call(str(program), "--stdin", "-", stdin=b"1 2 3") == (0, b"6\n", b"")
+        assert await call(str(program), "a", "b") == (2, b"0\n", b"")
+        assert await call("-", "--language", "shell", stdin=b"echo hi; exit 5") == (5, b"hi\n", b"")
+        code, out, err = await call("-c", "import time; time.sleep(60)", "--timeout", "0.3")
+        assert (code, out) == (124, b"")
+        assert b"timeout" in err
+        code, out, _ = await call(str(program), "--cases", str(cases))
+        assert code == 1
+        assert [line.split(b",")[0] for line in out.splitlines()] == [b"case 1: passed", b"case 2: wrong"]
+        assert rb"expected '4\n', got '3\n'" in out
+        code, out, _ = await call(str(program), "--cases", str(cases), "--json")
+        assert (code, json.loads(out)["cases"][1]["verdict"]) == (1, "wrong")
+        code, out, err = await call("-c", "1", "--memory", "1KiB")
+        assert (code, out) == (2, b"")
+        assert b"memory is 1 KiB" in err

@@ -21,7 +21,7 @@ _NOT_THE_PACKAGE = frozenset(
     (*_TEST_DIRECTORIES, "docs", "doc", "examples", "example", "benchmarks", "benchmark", "bench", "tools")
 )
 _NOT_MODULES = frozenset(("setup.py", "conftest.py", "noxfile.py", "tasks.py", "fabfile.py"))
-_LEFT_OUT = frozenset(("docs", "doc", "__pycache__", "build", "dist"))
+_BUILT = frozenset(("build", "dist"))
 _PYTEST = "python3 -m pytest -q -p no:cacheprovider -o addopts="
 
 
@@ -55,12 +55,11 @@ class Package(Struct, frozen=True, kw_only=True):
 
 
 def tidy(tree: Path) -> None:
-    """Take out of an unpacked package what neither it nor its tests need: documentation, hidden files, and
-    whatever a build made of its modules."""
+    """Take hidden files out of an unpacked package, and whatever a build made of its modules."""
     for entry in sorted(tree.rglob("*"), reverse=True):
         top = len(entry.relative_to(tree).parts) == 1
         unwanted = entry.name == "__pycache__" or entry.suffix == ".pyc" or entry.name.endswith(".egg-info")
-        if unwanted or (top and (entry.name.startswith(".") or entry.name in _LEFT_OUT)):
+        if unwanted or (top and (entry.name.startswith(".") or entry.name in _BUILT)):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
@@ -195,7 +194,7 @@ def _style(file: Path) -> str:
                 pass
     for statement in tree.body:
         match statement:
-            case ast.FunctionDef(name=name) if name.startswith("test"):
+            case ast.FunctionDef(name=name) if name.startswith("test_") and name != "test_suite":
                 return "pytest"
             case ast.ClassDef(name=name, bases=[]) if name.startswith("Test"):
                 return "pytest"
