@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Coroutine, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import CodeType, FrameType, coroutine
 from typing import Any
 
@@ -28,6 +28,14 @@ BLOCKED_MAX_S = 10.0  # without a turn of the event loop
 BLOCK_CHECK_S = 1.0
 ERROR_CHARS_MAX = 500  # of what an agent's exception says
 _SAID_ALREADY = ("task_without_solution", "solution_failed")  # sentences that need no introduction
+
+
+let_go: list[Coroutine[Any, Any, None]] = []
+"""What would not end. It is never resumed, and kept so that its disposal does not wake it."""
+
+
+class _LetGo(BaseException):
+    """A coroutine will not end."""
 
 
 class AgentBlocked(BaseException):
@@ -47,6 +55,7 @@ async def act(agent: Agent, box: Box, context: Context, *, within_s: float) -> s
         A sentence that says what it broke with; empty if it returned.
     """
     error = ""
+    kept = len(let_go)
 
     async def host() -> None:
         nonlocal error
@@ -57,17 +66,28 @@ async def act(agent: Agent, box: Box, context: Context, *, within_s: float) -> s
         except KeyboardInterrupt:
             raise
         except BaseException as raised:  # noqa: BLE001 - an agent raises what it likes
+            if limit.cancel_called and len(let_go) > kept:
+                error = _out_of_time(within_s)
+                return
             await anyio.lowlevel.checkpoint_if_cancelled()  # if it was not the agent who cancelled this
             error = told(raised)
         if limit.cancelled_caught:
-            error = f"The agent ran out of its {within_s:g} s."
+            error = _out_of_time(within_s)
 
     try:
         async with plain_task_group() as tasks:
             tasks.start_soon(host)
+    except RuntimeError:
+        if not error or len(let_go) == kept:
+            raise
+        # It was let go of inside scopes that nobody will leave: its task is in disorder, and is gone.
     finally:
         box.close()
     return error
+
+
+def _out_of_time(within_s: float) -> str:
+    return f"The agent ran out of its {within_s:g} s."
 
 
 def told(error: BaseException) -> str:
@@ -103,12 +123,11 @@ def _driven(work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
         except GeneratorExit:
             work.close()
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - passed on, into the coroutine
             caught += 1
             if caught > CANCELS_MAX:
-                with suppress(BaseException):  # what it says to that is of no interest
-                    work.close()
-                raise
+                let_go.append(work)
+                raise _LetGo from None
             value, send = error, work.throw
 
 

@@ -307,6 +307,8 @@ class _Act:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is GeneratorExit:  # an agent that would not end is disposed of, maybe outside the event loop
+            return
         shut = self._scope.__exit__(kind, error, trace)
         self._box._under_way.discard(self._scope)
         if isinstance(error, CloudyardError):

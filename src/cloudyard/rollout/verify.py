@@ -61,18 +61,16 @@ async def _remove(box: Box, path: str) -> None:
 
 async def _run_tests(box: Box, task: Task) -> Completed:
     command = await start_of(box, task.tests / "test.sh", f"{TESTS}/test.sh")
-    for may_lack_workdir in (True, False):
-        try:
-            ended = await box.run(
-                command, timeout_s=task.verifier_timeout_s, env=task.verifier_env, user=task.verifier_user
-            )
-            break
-        except InvalidRequest as error:
-            if error.code != "not_started" or not may_lack_workdir:
-                raise
-            await box.mkdir(box.cwd)  # the agent may have removed it, which is for the tests to judge
-    else:
-        raise AssertionError("the second try either ends or raises")
+
+    async def start() -> Completed:
+        return await box.run(
+            command, timeout_s=task.verifier_timeout_s, env=task.verifier_env, user=task.verifier_user
+        )
+
+    ended = await start()
+    if ended.error:  # the agent may have removed the working directory, which is for the tests to judge
+        await box.mkdir(box.cwd)
+        ended = await start()
     if ended.timed_out:
         raise InvalidRequest(
             f"The tests gave no reward: they ran out of their {task.verifier_timeout_s:g} s.",
@@ -112,6 +110,12 @@ async def _reward_file(box: Box, ended: Completed) -> tuple[str, bytes]:
 
 
 def _no_reward(ended: Completed) -> InvalidRequest:
+    if ended.error:
+        return InvalidRequest(
+            f"The tests could not be started in what the agent left: {ended.error}.",
+            code="tests_not_started",
+            fault="policy",
+        )
     how = f"signal {ended.signal}" if ended.exit_code is None else f"exit code {ended.exit_code}"
     last = (ended.stderr or ended.stdout).decode(errors="replace").strip()[-_TAIL_CHARS:]
     said = f", and wrote last: {last!r}" if last else ""
