@@ -154,7 +154,7 @@ def load(path: str | Path) -> Task:
         agent_user=str(config.agent.user),
         verifier_user=str(config.verifier.user),
         start_timeout_s=_seconds("environment.build_timeout_sec", environment.build_timeout_sec),
-        agent_timeout_s=_seconds("agent.timeout_sec", config.agent.timeout_sec or AGENT_TIMEOUT_DEFAULT_S),
+        agent_timeout_s=_seconds("agent.timeout_sec", config.agent.timeout_sec, AGENT_TIMEOUT_DEFAULT_S),
         verifier_timeout_s=_seconds("verifier.timeout_sec", config.verifier.timeout_sec),
         healthcheck=environment.healthcheck,
         reward_range=(low, high),
@@ -248,7 +248,8 @@ def _memory(environment: harbor.Environment, default: int | str) -> int | str:
     return parse_size(environment.memory, what="environment.memory") if environment.memory else default
 
 
-def _seconds(name: str, value: float) -> float:
+def _seconds(name: str, value: float | None, default: float = 0.0) -> float:
+    value = default if value is None else value
     if not 0 < value <= TIMEOUT_MAX_S:
         raise InvalidRequest(
             f"{_TOML} sets {name} to {value:g}.",
