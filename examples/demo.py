@@ -51,7 +51,7 @@ AGENTS = ("oracle", "nop", "search")
 TASKS, ATTEMPTS = 2, 8  # of each package; of each agent at each task
 TASKS_QUICK, ATTEMPTS_QUICK = 1, 4
 AT_ONCE = 32
-SEED = 10
+SEED = 10  # of the tasks
 CACHE = Path("/var/cache/cloudyard-demo")
 IMAGE = "debian"
 COMMAND_WAIT_S = 600.0  # the longest is the first build of the image
@@ -74,7 +74,6 @@ class Figures:
     back_s: float = 0.0
     """From the kill of the edge to the next one."""
     round_trip_ms: float = 0.0
-    call_ms: float = 0.0
     memory_mib: float = 0.0
 
 
@@ -148,7 +147,7 @@ async def roll_out(
             started = time.monotonic()
             chosen = [agents.find(name) for name in AGENTS]
             await runner.run(
-                client, tasks, chosen, out=out, attempts=attempts, concurrency=AT_ONCE, seed=SEED, tell=tell
+                client, tasks, chosen, out=out, attempts=attempts, concurrency=AT_ONCE, tell=tell
             )
             figures.rollouts_s = time.monotonic() - started
 
@@ -159,7 +158,7 @@ async def kill_edge(run_dir: Path, half_way: anyio.Event, figures: Figures) -> N
     pid = edge_pid(run_dir)
     os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
-    console.print(f"kill -9 {pid}: the edge is dead, with {AT_ONCE} attempts under way.")
+    console.print(f"kill -9 {pid}: the edge is dead, half way through the attempts.")
     with anyio.move_on_after(GONE_WAIT_S):
         while edge_pid(run_dir) in (0, pid):  # noqa: ASYNC110 (a file tells nobody that it has changed)
             await anyio.sleep(0.01)
@@ -176,12 +175,11 @@ def edge_pid(run_dir: Path) -> int:
 
 
 async def measure(client: cloudyard.Yard, figures: Figures) -> None:
-    """What a sandbox takes, an exec and a call, now that the yard is at rest."""
+    """What a sandbox takes and an exec, now that the yard is at rest."""
     boxes = await client.create_many(IDLE_SANDBOXES, IMAGE, memory="256MiB", max_ttl_s=600)
     used = [(await box.info()).memory_used_bytes or 0 for box in boxes]
     figures.memory_mib = mean(used) / 2**20
     figures.round_trip_ms = await median_ms(lambda: boxes[0].run(["/bin/true"]))
-    figures.call_ms = await median_ms(lambda: client.call("print(6 * 7)", image=IMAGE))
     for box in boxes:
         await box.stop()
 
@@ -209,7 +207,6 @@ def show(summary: Summary, figures: Figures, *, total_s: float, out: Path) -> No
         "attempts": f"{total.attempts / figures.rollouts_s:.1f} a second, {AT_ONCE} at once, with the kill",
         "void": f"{total.void}; made again on the way: {total.tries}",
         "exec round trip": f"{figures.round_trip_ms:.2f} ms (median of {ROUND_TRIPS})",
-        "call, warm": f"{figures.call_ms:.2f} ms (median of {ROUND_TRIPS})",
         "memory a sandbox": f"{figures.memory_mib:.2f} MiB charged by the kernel, before its work",
         "every action": str(out / journal.FILE),
         "all in all": f"{total_s:.0f} s",
