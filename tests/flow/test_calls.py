@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from cloudyard import (
+    CallResult,
     CallSpec,
     Case,
     InvalidRequest,
@@ -316,8 +317,6 @@ async def test_the_blocking_facade_calls_too(yard_dir: Path) -> None:
 
 
 def test_results_are_json_of_the_documented_shape() -> None:
-    from cloudyard import CallResult
-
     assert msgspec.json.encode(CallResult(exit_code=0, stdout=b"hi\n")) == b'{"exit_code":0,"stdout":"aGkK"}'
 
 
@@ -358,3 +357,16 @@ async def test_the_command_line_runs_and_judges(yard_dir: Path, tmp_path: Path) 
         code, out, err = await call("-c", "1", "--memory", "1KiB")
         assert (code, out) == (2, b"")
         assert b"memory is 1 KiB" in err
+
+
+async def test_a_result_that_no_message_holds_is_an_error_in_words(
+    yard_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_much(self: ProcessFunctions, spec: CallSpec, *, project: str, cause: str) -> CallResult:
+        return CallResult(exit_code=0, stdout=bytes(9 * MIB))
+
+    monkeypatch.setattr(ProcessFunctions, "call", too_much)
+    async with yard_at(yard_dir) as at:
+        with anyio.fail_after(20), pytest.raises(LimitExceeded, match="can be sent") as caught:
+            await at.yard.call("print(1)")
+        assert caught.value.code == "reply_too_large"

@@ -90,10 +90,15 @@ class Calls:
 
     async def _on(self, edge: EdgeId, message: CallFunction) -> Raw:
         self._under_way[edge] += 1
+        cancel = CallCancel(project=message.project, cause=message.cause)
         try:
             return await self._edges.call(edge, message)
         except anyio.get_cancelled_exc_class():
-            await self._edges.tell(edge, CallCancel(project=message.project, cause=message.cause))
+            await self._edges.tell(edge, cancel)
+            raise
+        except YardUnavailable as error:
+            if error.code == "answer_lost":  # it may run on there, and is about to be made again
+                await self._edges.tell(edge, cancel)
             raise
         finally:
             self._under_way[edge] -= 1
