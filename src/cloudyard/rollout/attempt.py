@@ -148,7 +148,7 @@ class Trial:
 
     async def _prepare(self, sandbox: Sandbox) -> str:
         task = self._plan.task
-        box = Box(sandbox, self._log, phase="setup", cwd="")  # where the image has it
+        box = Box(sandbox, self._log, phase="setup", cwd="", user="0")  # where the image has it
         try:
             with anyio.fail_after(task.start_timeout_s):
                 return (await prepare(box, task)).workdir

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from cloudyard.errors import InvalidRequest
 from cloudyard.rollout.box import Box
+from cloudyard.rollout.bundle import bring
 from cloudyard.rollout.harbor import Healthcheck
 from cloudyard.rollout.task import Task
 
@@ -59,7 +60,7 @@ async def prepare(box: Box, task: Task) -> Prepared:
         reason = done.error or done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
         raise InvalidRequest(f"The sandbox could not be set up: {reason}.", code="setup_failed")
     if (environment := task.environment) is not None:
-        await box.upload(environment, workdir)
+        await bring(box, environment, workdir, digest=task.digest)
     if task.healthcheck is not None:
         await _wait_healthy(box, task.healthcheck, workdir)
     if task.absent:
