@@ -6,7 +6,7 @@ so that nothing of it is on any disk; it may import nothing but the standard lib
 The host forks *cells* and never sees a call. A cell is a process, PID 1 of new pid, mount and ipc namespaces.
 It waits for its turn, reads one call from the worker's stdin, runs it in a child of its own as a uid that no
 other call of this worker has, and writes the answer to the worker's stdout. The host then reaps it, with
-which every process of the call is gone, gives the turn to the next cell, which is there by then, and makes another.
+which every process of the call is gone, gives the turn to the next cell, made by then, and makes another.
 
 Frames, both ways: a size (u32), then fields, each a name's and a value's size (u32), the name and the value.
 """

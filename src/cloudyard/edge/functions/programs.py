@@ -44,7 +44,7 @@ class Run(NamedTuple):
     here: bool = False
     """In the Python that is there already."""
     keep: str = ""
-    """A file of the working directory to bring back."""
+    """A file to bring back: its absolute path."""
 
     def fields(self, env: dict[str, str]) -> Iterator[tuple[str, bytes]]:
         """The frame for the host."""
@@ -118,7 +118,7 @@ def compiling(spec: CallSpec) -> Run:
         timeout_s=CALL_COMPILE_MAX_S,
         memory_bytes=COMPILE_MEMORY_BYTES,
         limit_bytes=COMPILE_OUTPUT_BYTES,
-        keep=PROGRAM,
+        keep=f"{HOME}/{PROGRAM}",
     )
 
 
