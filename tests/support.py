@@ -27,6 +27,7 @@ WAIT_S = 10.0  # bound of one wait for a condition
 POLL_S = 0.01
 LIVE_PROGRAMS = ("bwrap", "mkfs.erofs", "mmdebstrap")
 TEST_IMAGE, TEST_PACKAGES = "debian", ("python3",)
+COMPILER_IMAGE, COMPILER_PACKAGES = "compiler", ("python3", "gcc", "libc6-dev")
 
 
 def must_work() -> bool:
@@ -41,14 +42,14 @@ def cannot_run(reason: str) -> None:
     pytest.skip(reason)
 
 
-def debian_depot() -> Path:
-    """The depot below BUILD_DIR, with the image `debian` in it. Held by a lock while it is built."""
+def debian_depot(image: str = TEST_IMAGE, packages: tuple[str, ...] = TEST_PACKAGES) -> Path:
+    """The depot below BUILD_DIR, with the image in it. Held by a lock while it is built."""
     depot = Depot(BUILD_DIR / "depot")
     depot.path.mkdir(parents=True, exist_ok=True)
     with open(BUILD_DIR / "depot.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if TEST_IMAGE not in depot.names():
-            build_debian(depot, TEST_IMAGE, packages=TEST_PACKAGES)
+        if image not in depot.names():
+            build_debian(depot, image, packages=packages)
     return depot.path
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Unsupported as Unsupported,
         YardUnavailable as YardUnavailable,
     )
-    from cloudyard.model import Pty as Pty
+    from cloudyard.model import CallResult as CallResult, CallSpec as CallSpec, Case as Case, Pty as Pty
     from cloudyard.sdk.client import Yard as Yard, connect as connect
     from cloudyard.sdk.process import Completed as Completed, Process as Process
     from cloudyard.sdk.sandbox import Sandbox as Sandbox
@@ -44,6 +44,7 @@ _ERRORS = (
 )
 _HOMES = {
     **dict.fromkeys(_ERRORS, "cloudyard.errors"),
+    **dict.fromkeys(("CallResult", "CallSpec", "Case"), "cloudyard.model"),
     "Completed": "cloudyard.sdk.process",
     "Pty": "cloudyard.model",
     "Process": "cloudyard.sdk.process",

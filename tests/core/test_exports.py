@@ -18,6 +18,9 @@ from support import REPOSITORY
 IMPORT_MS_MAX = 150.0
 PUBLIC = {
     *errors.__all__,
+    "CallResult",
+    "CallSpec",
+    "Case",
     "Completed",
     "Process",
     "Pty",

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import Process
+from msgspec.structs import replace
 
 from cloudyard.core.iam import Grant, hash_token
 from cloudyard.edge.backends.base import Backend
+from cloudyard.edge.calls import Functions
 from cloudyard.edge.daemon import Edge, serve
 from cloudyard.fabric import Credentials, Fabric
 from cloudyard.model import GIB
@@ -70,7 +72,7 @@ class Chain:
 @asynccontextmanager
 async def chain(directory: Path) -> AsyncIterator[Chain]:
     """NATS and a gateway, without an edge."""
-    async with nats_server(directory) as nats:
+    async with nats_server(directory, edges=["e1", "e2"]) as nats:
         made = Chain(nats)
         try:
             await made.start_control()
@@ -81,19 +83,27 @@ async def chain(directory: Path) -> AsyncIterator[Chain]:
 
 
 @asynccontextmanager
-async def real_edge(made: Chain, directory: Path) -> AsyncIterator[Edge]:
+async def real_edge(
+    made: Chain, directory: Path, *, name: str = "e1", functions: Functions | None = None
+) -> AsyncIterator[Edge]:
     """An edge on the fake backend with the real guest, served over NATS. Its sandboxes are stopped at
     the end. File operations see the parent of `directory`, under its own name as commands do.
     """
-    credentials = made.nats.credentials("edge-e1")
+    credentials = made.nats.credentials(f"edge-{name}")
     backend = FakeBackend(directory / "fake", guest_program(), files_root=mirrored_root(directory.parent))
     backends: dict[str, Backend] = {"container": backend}
-    config = config_for(directory, memory_total_bytes=8 * GIB)
-    edge = Edge(config, backends=backends, images=fake_images, image_names=lambda: ["debian"])
+    config = replace(config_for(directory, memory_total_bytes=8 * GIB), edge=name)
+    edge = Edge(
+        config,
+        backends=backends,
+        images=fake_images,
+        image_names=lambda: ["debian"],
+        functions=functions,
+    )
     async with (
         backend,
         edge,
-        Fabric.connect(made.nats.url, credentials, name="e1") as fabric,
+        Fabric.connect(made.nats.url, credentials, name=name) as fabric,
         anyio.create_task_group() as tasks,
     ):
         await tasks.start(serve, edge, fabric)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 import support
@@ -68,6 +69,16 @@ async def test_killing_all_ends_what_runs_and_what_hides_and_leaves_files(yard: 
         before = await box.read("/tmp/log")
         assert before.startswith(b"x\n")
         assert await box.read("/tmp/log") == before
+
+
+async def test_kill_all_returns_when_a_command_ends_meanwhile(yard: TestYard) -> None:
+    assert yard.up().returncode == 0
+    async with yard.connect() as client, client.sandbox(image="debian") as box:
+        for _ in range(10):
+            with anyio.move_on_after(0.1):
+                await box.run("sleep 1000")  # its cancellation kills it, and so does what follows
+            with anyio.fail_after(support.WAIT_S):
+                await box.kill_all()
 
 
 def test_a_second_up_says_that_the_yard_is_up(yard: TestYard) -> None:

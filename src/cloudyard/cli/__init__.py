@@ -6,7 +6,7 @@ and gives the exit code. Where one module holds several commands, the functions 
 none of them.
 
 Exit codes: 0 done, 1 the yard could not do it, 2 the request itself is wrong, 128 plus a signal's number
-where one ended it (130 ctrl-C, 141 nobody reads its output); `run` gives the command's own.
+where one ended it (130 ctrl-C, 141 nobody reads its output); `run` and `call` give the command's own.
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ COMMANDS = {
     "doctor": Command("cloudyard.cli.yard", "say what this machine offers and lacks", "doctor"),
     "image": Command("cloudyard.cli.images", "build images and list them"),
     "run": Command("cloudyard.cli.sandboxes", "run a command in a sandbox", "run"),
+    "call": Command("cloudyard.cli.calls", "run code once, or judge it on test cases"),
     "shell": Command("cloudyard.cli.sandboxes", "open a terminal in a sandbox", "shell"),
     "ls": Command("cloudyard.cli.sandboxes", "list sandboxes", "ls"),
     "stop": Command("cloudyard.cli.sandboxes", "stop sandboxes", "stop"),
+    "rollout": Command("cloudyard.cli.rollouts", "let agents try tasks, and show what came of it"),
+    "tasks": Command("cloudyard.cli.tasks", "make tasks of a package, and check tasks"),
     "bench": Command("cloudyard.cli.bench", "measure this yard against its floors"),
 }
 

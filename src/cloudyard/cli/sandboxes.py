@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ import msgspec
 
 from cloudyard.cli import EXIT_FAILED, EXIT_SIGNAL
 from cloudyard.cli.lease import LEASE_S, Leased, leased, until_told_to_end
+from cloudyard.cli.results import EXIT_TIMED_OUT, spelt_out
 from cloudyard.cli.terminal import READ_BYTES, STDERR, STDIN, STDOUT, Parting, converse, put
 from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded
 from cloudyard.model import OUTPUT_LIMIT_MAX_BYTES, SandboxInfo
@@ -27,7 +27,6 @@ from cloudyard.sdk.sandbox import Sandbox
 from cloudyard.sdk.tasks import plain_task_group
 
 DEFAULT_IMAGE = "debian"
-EXIT_TIMED_OUT = 124  # as timeout(1) has it
 EXIT_NOT_STARTED = 127
 EXIT_HUNG_UP = EXIT_SIGNAL + signal.SIGHUP
 
@@ -165,14 +164,7 @@ def _explain(done: Completed) -> None:
 
 
 def _completed_json(sandbox: str, done: Completed) -> dict[str, Any]:
-    """The result as JSON. Output that is no UTF-8 comes in base64 besides, so that nothing is lost."""
-    fields: dict[str, Any] = msgspec.to_builtins(done, builtin_types=(bytes,))
-    for name in ("stdout", "stderr"):
-        data: bytes = fields[name]
-        fields[name] = data.decode(errors="replace")
-        if fields[name].encode() != data:
-            fields[f"{name}_base64"] = base64.b64encode(data).decode()
-    return {"sandbox": sandbox, "ok": done.ok, **fields}
+    return {"sandbox": sandbox, "ok": done.ok, **spelt_out(done)}
 
 
 # --- shell

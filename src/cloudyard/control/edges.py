@@ -60,9 +60,13 @@ class Edges:
         a client that gives up and leaves at once still gets its command killed.
         """
         cancel = CallCancel(project=call.project, cause=call.cause, sandbox=call.sandbox, key=call.key)
+        await self.tell(edge_of(call.sandbox), cancel)
+
+    async def tell(self, edge: EdgeId, cancel: CallCancel) -> None:
+        """The same, where the edge is known."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_S):
             try:
-                await self.call(edge_of(call.sandbox), cancel)
+                await self.call(edge, cancel)
             except CloudyardError as error:
                 log.info("a cancel did not reach its edge: %s", error)
 

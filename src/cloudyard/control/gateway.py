@@ -19,7 +19,7 @@ from litestar.types import ASGIApp
 from litestar.typing import FieldDefinition
 
 import cloudyard
-from cloudyard.control import file_routes, http_errors, routes
+from cloudyard.control import call_routes, file_routes, http_errors, routes
 from cloudyard.control.api import refuse_unknown_parameters
 from cloudyard.control.mux import Mux, Receive, Scope, Send, refuse
 from cloudyard.control.schema_page import SchemaPage
@@ -27,7 +27,7 @@ from cloudyard.control.yard import Yard
 from cloudyard.errors import CloudyardError, NotFound
 from cloudyard.wire.messages import MUX_PATH
 
-BODY_BYTES_MAX = 4 * 1024 * 1024  # of a JSON request; files have their own route and no bound
+BODY_BYTES_MAX = 4 * 1024 * 1024  # of a JSON request; calls have a bound of their own, and files none
 
 DESCRIPTION = f"""\
 Sandboxes for agents. Every call but `/v1/health` needs `Authorization: Bearer TOKEN`.
@@ -37,7 +37,8 @@ Sizes are bytes, times are seconds.
 An unknown field is refused and named. Every error has one shape,
 `{{"error": {{kind, code, message, hint, retry_safe}}}}`: programs look at `kind` and `code`.
 
-A call with a `Step-Key` may be sent again: what was done is not done twice, and the answer says `replayed`.
+A request with a `Step-Key` may be sent again: what was done is not done twice, and the answer says
+`replayed`. `POST /v1/calls` keeps nothing, needs no key and may always be sent again.
 The fast way is the WebSocket at `{MUX_PATH}`: msgpack frames, many operations at a time.
 """
 
@@ -94,7 +95,7 @@ def _http(yard: Yard) -> Litestar:
         route_handlers=[
             Router(
                 "/v1",
-                route_handlers=[routes.router(), file_routes.router()],
+                route_handlers=[routes.router(), call_routes.router(), file_routes.router()],
                 before_request=refuse_unknown_parameters,
             )
         ],

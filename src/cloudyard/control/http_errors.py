@@ -65,7 +65,7 @@ def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Resp
             ours = LimitExceeded(
                 f"The body of {where} is too large.",
                 code="body_too_large",
-                hint="Send large files with PUT .../files, which takes any size.",
+                hint="Send large files with PUT .../files, which takes any size, and a call in parts.",
             )
         case 400 if _lacks_body(request, error):
             ours = InvalidRequest(

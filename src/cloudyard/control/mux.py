@@ -1,8 +1,8 @@
 """The mux: many operations at a time over one WebSocket. A plain ASGI application, for speed.
 
 A frame is read, its envelope is decoded and its operation goes on as it came; so does the result on the way
-back. A client that loses its socket will come again with the same keys, so nothing is stopped for it; only an
-explicit cancel kills a command.
+back. A client that loses its socket will come again with the same keys, so no command is stopped for it; only
+an explicit cancel kills one. Stateless calls have no keys: they end with their socket.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class _Envelope(msgspec.Struct):
 
     request: _Numbered | None = None
     create: _Numbered | None = None
+    call: _Numbered | None = None
 
 
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
@@ -109,8 +110,11 @@ class _Session:
             elif frame.request is not None:
                 number, call = frame.request.id, self._call(frame.request)
                 work = partial(self._do, call)
+            elif frame.call is not None:
+                number, call = frame.call.id, None
+                work = partial(self._yard.call, self._grant, frame.call.spec)
             else:
-                await self._close("A frame holds no request, no create and no cancel.")
+                await self._close("A frame holds no request, no create, no call and no cancel.")
                 return
             if number in self._under_way:
                 await self._close(f"Request id {number} is under way already.")
@@ -124,7 +128,8 @@ class _Session:
         number = 0
         try:
             envelope = _envelope_decoder.decode(data)
-            number = max(part.id for part in (envelope.request, envelope.create) if part is not None)
+            parts = (envelope.request, envelope.create, envelope.call)
+            number = max(part.id for part in parts if part is not None)
         except (msgspec.MsgspecError, ValueError):
             pass
         if not number or number in self._under_way:

@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 
 from cloudyard.control.auth import Tokens
+from cloudyard.control.calls import Calls
 from cloudyard.control.creates import Creates
 from cloudyard.control.edges import Edges
 from cloudyard.control.gateway import Gateway
@@ -104,7 +105,14 @@ async def open_yard(fabric: Fabric, tasks: TaskGroup, grants: Sequence[Grant]) -
     for grant in grants:
         await tokens.issue(grant)
     await tasks.start(watcher.run)
-    return Yard(store=fabric.store, tokens=tokens, watcher=watcher, edges=edges, creates=creates)
+    return Yard(
+        store=fabric.store,
+        tokens=tokens,
+        watcher=watcher,
+        edges=edges,
+        creates=creates,
+        calls=Calls(fleet, watcher, edges),
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

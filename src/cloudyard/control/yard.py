@@ -1,5 +1,5 @@
-"""What a caller can ask of the yard, whatever way the request came: create, list, images, and operations on a
-sandbox.
+"""What a caller can ask of the yard, whatever way the request came: create, list, images, operations on a
+sandbox, and stateless calls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import anyio
 from msgspec import Raw
 
 from cloudyard.control.auth import Tokens
+from cloudyard.control.calls import Calls
 from cloudyard.control.creates import Creates
 from cloudyard.control.edges import Edges
 from cloudyard.control.watcher import Watcher
@@ -35,13 +36,21 @@ class Yard:
     """The yard, to those who may use it."""
 
     def __init__(
-        self, *, store: StoreHealth, tokens: Tokens, watcher: Watcher, edges: Edges, creates: Creates
+        self,
+        *,
+        store: StoreHealth,
+        tokens: Tokens,
+        watcher: Watcher,
+        edges: Edges,
+        creates: Creates,
+        calls: Calls,
     ) -> None:
         self._store = store
         self.tokens = tokens
         self.edges = edges
         self._watcher = watcher
         self._creates = creates
+        self._calls = calls
         self._me = secrets.token_hex(4)
         self._count = count(1)
 
@@ -66,6 +75,13 @@ class Yard:
         check_key(key)
         call = CallOp(project=grant.project, cause=self.new_cause(), sandbox=sandbox, op=raw(op), key=key)
         return result_decoder.decode(await self.edges.op(call))
+
+    async def call(self, grant: Grant, spec: Raw) -> Raw:
+        """Make a stateless call; an encoded CallSpec in, an encoded CallResult out. Raises as `Calls.call`
+        does.
+        """
+        allow(grant, "function.call")
+        return await self._calls.call(grant.project, spec, cause=self.new_cause())
 
     async def cancel(self, grant: Grant, sandbox: str, *, key: str) -> None:
         """Kill the command that the call with this step key waits for, if there is one."""

@@ -15,7 +15,9 @@ from msgspec import Struct, field
 from cloudyard.errors import Forbidden, InvalidRequest, Unauthorized
 from cloudyard.model import ProjectId
 
-Action = Literal["sandbox.create", "sandbox.read", "sandbox.use", "sandbox.stop", "image.read"]
+Action = Literal[
+    "sandbox.create", "sandbox.read", "sandbox.use", "sandbox.stop", "image.read", "function.call"
+]
 ACTIONS: tuple[str, ...] = get_args(Action)
 TOKEN_PREFIX = "cy_"  # so that secret scanners and people know one when they see it
 TOKEN_CHARS_MAX = 256

@@ -164,6 +164,11 @@ class Fleet:
         else:
             node.add(reservation.demand, -1)
 
+    def draw(self, random: Callable[[], float]) -> Node:
+        """Any edge, a large one more often. There must be one."""
+        order, weights = self._order, self._weights
+        return order[min(bisect(weights, random() * weights[-1]), len(order) - 1)]
+
     def _sample(
         self, demand: Demand, now: float, random: Callable[[], float], exclude: Collection[str]
     ) -> list[Node]:

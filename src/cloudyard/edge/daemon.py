@@ -18,8 +18,10 @@ import anyio
 from anyio.abc import TaskStatus
 from msgspec import MsgspecError, Raw
 
+from cloudyard.core.call_placement import BACKEND, no_functions
 from cloudyard.core.lifecycle import Life, story
 from cloudyard.edge.backends.base import Backend
+from cloudyard.edge.calls import Calls, Functions
 from cloudyard.edge.clock import Clock, SystemClock, Timers
 from cloudyard.edge.config import ALIVE_STAMP_S, CALLS_MAX, FORGET_S, LEAVE_S, REPLY_BYTES_MAX, EdgeConfig
 from cloudyard.edge.history import History
@@ -53,6 +55,7 @@ from cloudyard.model import (
 from cloudyard.wire.messages import (
     CallCancel,
     CallCreate,
+    CallFunction,
     CallList,
     CallOp,
     EdgeReply,
@@ -77,6 +80,7 @@ class Edge:
         backends: by the names that users write.
         images: an image by name; raises NotFound.
         image_names: the names that `images` knows, for the heartbeat.
+        functions: makes stateless calls; without it the edge takes none.
         clock: where the time is read.
     """
 
@@ -87,6 +91,7 @@ class Edge:
         backends: Mapping[str, Backend],
         images: Callable[[str], Image],
         image_names: Callable[[], list[str]] = list,
+        functions: Functions | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.config = config
@@ -94,6 +99,7 @@ class Edge:
         self._backends = backends
         self._images = images
         self._image_names = image_names
+        self._functions = Calls(functions, edge=config.edge) if functions is not None else None
         self._clock = clock or SystemClock()
         self._timers = Timers(self._clock)
         self._presence = Presence(config.edge_dir)
@@ -192,7 +198,7 @@ class Edge:
             edge=self.config.edge,
             boot=self.boot,
             sequence=self._beats,
-            backends=sorted(self._backends),
+            backends=sorted([*self._backends, *([BACKEND] if self._functions else [])]),
             load=self.yard.admission.load(available_bytes()),
             images=self._image_names(),
             draining=self._draining,
@@ -229,9 +235,7 @@ class Edge:
                     message = f"{call.sandbox} does not belong to edge {self.config.edge}."
                     hint = "The id names the edge; send it there."
                     raise InvalidRequest(message, code="wrong_edge", hint=hint)
-                if self._draining:
-                    hint = "Try again: another edge takes it, or this one once it is back."
-                    raise YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining", hint=hint)
+                self._check_staying()
                 return raw(
                     await self.yard.create(
                         call.sandbox,
@@ -244,11 +248,23 @@ class Edge:
                 )
             case CallList():
                 return raw(self._list(call))
+            case CallFunction():
+                if self._functions is None:
+                    raise no_functions(f"Edge {self.config.edge} takes no calls.")
+                self._check_staying()
+                return raw(await self._functions.call(call))
             case CallCancel():
+                if self._functions is not None and self._functions.cancel(call):
+                    return None
                 for sandbox in self.yard.sandboxes.values():
                     if sandbox.project == call.project and call.sandbox in ("", sandbox.id):
                         sandbox.commands.cancel(call.cause, key=call.key if call.sandbox else "")
                 return None
+
+    def _check_staying(self) -> None:
+        if self._draining:
+            hint = "Try again: another edge takes it, or this one once it is back."
+            raise YardUnavailable(f"Edge {self.config.edge} is leaving.", code="draining", hint=hint)
 
     async def _operate(self, call: CallOp) -> AnyResult:
         op = decode_op(call.op)

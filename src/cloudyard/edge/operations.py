@@ -302,5 +302,6 @@ async def _kill_all(sandbox: Sandbox) -> Done:
             sandbox.commands.kill(command, "all processes of the sandbox were ended by request")
         await instance.end_processes()
         for command in under_way:
-            await command.wait_ended()  # it is given up after KILL_WAIT_S
+            if command.id in sandbox.commands.live:  # most have ended meanwhile
+                await command.wait_ended()  # it is given up after KILL_WAIT_S
     return Done()

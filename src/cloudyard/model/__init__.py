@@ -47,17 +47,24 @@ from cloudyard.model.basics import (
     parse_size as parse_size,
 )
 from cloudyard.model.calls import (
+    CALL_ARGS_BYTES_MAX as CALL_ARGS_BYTES_MAX,
     CALL_BYTES_MAX as CALL_BYTES_MAX,
     CALL_CASES_MAX as CALL_CASES_MAX,
+    CALL_COMPILE_MAX_S as CALL_COMPILE_MAX_S,
     CALL_FILES_MAX as CALL_FILES_MAX,
     CALL_IMAGE_DEFAULT as CALL_IMAGE_DEFAULT,
     CALL_MANY_MAX as CALL_MANY_MAX,
     CALL_MEMORY_DEFAULT as CALL_MEMORY_DEFAULT,
+    CALL_MEMORY_MAX_BYTES as CALL_MEMORY_MAX_BYTES,
+    CALL_MEMORY_MIN_BYTES as CALL_MEMORY_MIN_BYTES,
     CALL_OUTPUT_DEFAULT_BYTES as CALL_OUTPUT_DEFAULT_BYTES,
     CALL_OUTPUT_MAX_BYTES as CALL_OUTPUT_MAX_BYTES,
+    CALL_PATH_BYTES_MAX as CALL_PATH_BYTES_MAX,
     CALL_PRELOAD_MAX as CALL_PRELOAD_MAX,
+    CALL_QUEUE_MAX_S as CALL_QUEUE_MAX_S,
     CALL_TIMEOUT_DEFAULT_S as CALL_TIMEOUT_DEFAULT_S,
     CALL_TIMEOUT_MAX_S as CALL_TIMEOUT_MAX_S,
+    CALL_TOTAL_MAX_S as CALL_TOTAL_MAX_S,
     CallPhase as CallPhase,
     CallResult as CallResult,
     CallSpec as CallSpec,
@@ -66,6 +73,7 @@ from cloudyard.model.calls import (
     Comparison as Comparison,
     Language as Language,
     Verdict as Verdict,
+    call_limit_s as call_limit_s,
 )
 from cloudyard.model.checks import (
     check_command as check_command,
@@ -73,6 +81,7 @@ from cloudyard.model.checks import (
     check_key as check_key,
     check_path as check_path,
     normalised as normalised,
+    normalised_call as normalised_call,
 )
 from cloudyard.model.images import (
     Image as Image,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from cloudyard.model.basics import KIB, MIB
+from cloudyard.model.basics import GIB, KIB, MIB
 from cloudyard.model.results import Fault
 
 Language = Literal["python", "shell", "c"]
@@ -20,8 +20,14 @@ Verdict = Literal["passed", "wrong", "failed", "timeout", "memory", "output"]
 CALL_IMAGE_DEFAULT = "debian"
 CALL_TIMEOUT_DEFAULT_S = 10.0
 CALL_TIMEOUT_MAX_S = 300.0
+CALL_TOTAL_MAX_S = 3600.0  # time limits of all cases of a call together
+CALL_COMPILE_MAX_S = 60.0  # for a compiler
+CALL_QUEUE_MAX_S = 60.0  # a call waits at most so long for a worker; then it is refused and may be sent again
 CALL_MEMORY_DEFAULT = "256MiB"
-CALL_BYTES_MAX = 4 * MIB  # code, files, stdin and test cases of one call together
+CALL_MEMORY_MIN_BYTES, CALL_MEMORY_MAX_BYTES = 32 * MIB, 64 * GIB
+CALL_BYTES_MAX = 4 * MIB  # code, arguments, files, stdin and test cases of one call together
+CALL_ARGS_BYTES_MAX = 64 * KIB  # arguments and environment together: half of what the kernel takes as one
+CALL_PATH_BYTES_MAX = 512  # of a file laid into the working directory
 CALL_FILES_MAX = 64
 CALL_CASES_MAX = 256
 CALL_PRELOAD_MAX = 32  # modules
@@ -104,8 +110,25 @@ class CallResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     edge: str = ""
 
     @property
-    def passed(self) -> bool:
-        """Every case passed; without cases, it ended with exit code 0."""
+    def text(self) -> str:
+        """Its stdout as text; bytes that are no UTF-8 are replaced."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def ok(self) -> bool:
+        """It ended by itself with exit code 0; with cases, each run did, whatever it printed."""
         if self.cases:
-            return all(case.verdict == "passed" for case in self.cases)
-        return self.exit_code == 0 and not self.timed_out
+            return all(case.verdict in ("passed", "wrong") for case in self.cases)
+        return self.phase == "run" and self.exit_code == 0 and not self.timed_out
+
+    @property
+    def passed(self) -> bool:
+        """Every case passed; without cases, it ended by itself with exit code 0."""
+        return all(case.verdict == "passed" for case in self.cases) if self.cases else self.ok
+
+
+def call_limit_s(timeout_s: float, cases: int) -> float:
+    """The longest that a call may take on its edge, in seconds: in the queue, compiling and running."""
+    each_s = min(max(timeout_s, 0.0), CALL_TIMEOUT_MAX_S)
+    running_s = min(each_s * min(max(cases, 1), CALL_CASES_MAX), CALL_TOTAL_MAX_S)
+    return CALL_QUEUE_MAX_S + CALL_COMPILE_MAX_S + running_s

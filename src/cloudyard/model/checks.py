@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from cloudyard.errors import InvalidRequest, LimitExceeded
+from cloudyard.errors import InvalidRequest, LimitExceeded, Unsupported
 from cloudyard.model.basics import (
     COMMAND_BYTES_MAX,
     CPU_MAX,
@@ -29,7 +29,23 @@ from cloudyard.model.basics import (
     TTL_MIN_S,
     parse_size,
 )
+from cloudyard.model.calls import (
+    CALL_ARGS_BYTES_MAX,
+    CALL_BYTES_MAX,
+    CALL_CASES_MAX,
+    CALL_FILES_MAX,
+    CALL_MEMORY_MAX_BYTES,
+    CALL_MEMORY_MIN_BYTES,
+    CALL_OUTPUT_MAX_BYTES,
+    CALL_PATH_BYTES_MAX,
+    CALL_PRELOAD_MAX,
+    CALL_TIMEOUT_MAX_S,
+    CALL_TOTAL_MAX_S,
+    CallSpec,
+)
 from cloudyard.model.specs import CommandSpec, SandboxSpec
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 def normalised(spec: SandboxSpec) -> SandboxSpec:
@@ -37,7 +53,14 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
 
     Raises:
         InvalidRequest: a value is out of its range; the sentence names the field, the value and the range.
+        Unsupported: the backend makes no sandboxes.
     """
+    if spec.backend == "function":
+        raise Unsupported(
+            "The backend function makes no sandbox.",
+            code="backend_not_offered",
+            hint="Call code without one by yard.call(...), or POST /v1/calls.",
+        )
     memory = parse_size(spec.memory, what="memory")
     _in_range("cpu", spec.cpu, CPU_MIN, CPU_MAX, "cores")
     _in_range("memory", memory, MEMORY_MIN_BYTES, MEMORY_MAX_BYTES, "bytes")
@@ -45,12 +68,7 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
     for name, ttl in (("idle_ttl_s", spec.idle_ttl_s), ("max_ttl_s", spec.max_ttl_s)):
         if ttl is not None:
             _in_range(name, ttl, TTL_MIN_S, TTL_MAX_S, "seconds")
-    if not NAME.match(spec.image):
-        raise InvalidRequest(
-            f"image is {spec.image!r}, which is no image name.",
-            code="bad_image_name",
-            hint="Names are lower-case letters, digits, dots, dashes and underscores, such as debian.",
-        )
+    _check_image(spec.image)
     if not re.match(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62})\Z", spec.hostname):
         raise InvalidRequest(f"hostname is {spec.hostname!r}, which is no host name.", code="bad_hostname")
     if len(spec.labels) > LABELS_MAX or any(
@@ -65,6 +83,136 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
     _check_text("The spec", spec.cwd, spec.user, *spec.labels, *spec.labels.values())
     _check_cwd(spec.cwd)
     return replace(spec, memory=memory)
+
+
+def normalised_call(spec: CallSpec) -> CallSpec:
+    """The call with its memory in bytes, after every bound has been checked.
+
+    Raises:
+        InvalidRequest: a value cannot be used or is out of its range; the sentence names the field.
+        LimitExceeded: it is too large to send (`call_too_large`).
+    """
+    memory = parse_size(spec.memory, what="memory")
+    _in_range("memory", memory, CALL_MEMORY_MIN_BYTES, CALL_MEMORY_MAX_BYTES, "bytes")
+    _in_range("output_limit_bytes", spec.output_limit_bytes, 0, CALL_OUTPUT_MAX_BYTES, "bytes")
+    if not 0 < spec.timeout_s <= CALL_TIMEOUT_MAX_S:
+        raise InvalidRequest(
+            f"timeout_s is {spec.timeout_s}.",
+            code="bad_timeout",
+            hint=f"Above 0, and at most {_readable(CALL_TIMEOUT_MAX_S, 'seconds')}.",
+        )
+    _check_image(spec.image)
+    _check_code(spec)
+    _check_cases(spec)
+    check_env(spec.env)
+    _check_files(spec.files)
+    _check_call_size(spec)
+    return replace(spec, memory=memory)
+
+
+def _check_code(spec: CallSpec) -> None:
+    """What runs and what it is called with."""
+    _check_text("The call", spec.code, *spec.args)
+    if not spec.code.strip():
+        raise InvalidRequest("The call has no code.", code="no_code", hint='Pass it as code="...".')
+    if "\0" in spec.code or any("\0" in arg for arg in spec.args):
+        raise InvalidRequest(
+            "The code or an argument holds a NUL byte, which no program text and no argument can carry.",
+            code="bad_code",
+            hint="Bytes can go through stdin or in a file.",
+        )
+    if spec.preload and spec.language != "python":
+        raise InvalidRequest(
+            f"preload is given with language {spec.language}.",
+            code="bad_preload",
+            hint="Only Python imports modules ahead of a call.",
+        )
+    if len(spec.preload) > CALL_PRELOAD_MAX:
+        raise InvalidRequest(
+            f"preload names {len(spec.preload)} modules.",
+            code="bad_preload",
+            hint=f"At most {CALL_PRELOAD_MAX}.",
+        )
+    for module in spec.preload:
+        if not _MODULE.match(module):
+            raise InvalidRequest(
+                f"preload has {module[:200]!r}, which is no name of a Python module.",
+                code="bad_preload",
+                hint="Names look like numpy or xml.etree.",
+            )
+
+
+def _check_cases(spec: CallSpec) -> None:
+    if len(spec.cases) > CALL_CASES_MAX:
+        raise InvalidRequest(
+            f"The call has {len(spec.cases)} cases.",
+            code="too_many_cases",
+            hint=f"At most {CALL_CASES_MAX}: send the rest in another call.",
+        )
+    if spec.cases and spec.stdin:
+        raise InvalidRequest(
+            "The call has both cases and stdin.", code="bad_cases", hint="Each case brings its own stdin."
+        )
+    if spec.timeout_s * len(spec.cases) > CALL_TOTAL_MAX_S:
+        raise InvalidRequest(
+            f"{len(spec.cases)} cases of {_readable(spec.timeout_s, 'seconds')} each may take "
+            f"{_readable(spec.timeout_s * len(spec.cases), 'seconds')}.",
+            code="bad_timeout",
+            hint=f"At most {_readable(CALL_TOTAL_MAX_S, 'seconds')} for all together.",
+        )
+
+
+def _check_files(files: dict[str, bytes]) -> None:
+    """Paths stay below the working directory, and none of them is both a file and a directory."""
+    if len(files) > CALL_FILES_MAX:
+        raise InvalidRequest(
+            f"The call has {len(files)} files.",
+            code="too_many_files",
+            hint=f"At most {CALL_FILES_MAX}: pack them into an archive, or use a sandbox.",
+        )
+    for path in files:
+        _check_text("files", path)
+        parts = path.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in path:
+            raise InvalidRequest(
+                f"files has the path {path[:200]!r}.",
+                code="bad_path",
+                hint="Paths are relative to the working directory, such as data/input.txt, without . and ..",
+            )
+        if len(path.encode()) > CALL_PATH_BYTES_MAX or any(len(part.encode()) > 255 for part in parts):
+            raise InvalidRequest(
+                f"files has the path {path[:80]!r}..., which is too long.",
+                code="bad_path",
+                hint=f"At most {CALL_PATH_BYTES_MAX} bytes, and 255 for each name in it.",
+            )
+        for end in range(1, len(parts)):
+            if (above := "/".join(parts[:end])) in files:
+                raise InvalidRequest(
+                    f"files has {above!r} and {path[:200]!r}.",
+                    code="bad_path",
+                    hint="One path cannot be a file and a directory.",
+                )
+
+
+def _check_call_size(spec: CallSpec) -> None:
+    given = sum(len(arg.encode()) for arg in spec.args)
+    given += sum(len(name.encode()) + len(value.encode()) for name, value in spec.env.items())
+    if given > CALL_ARGS_BYTES_MAX:
+        raise LimitExceeded(
+            f"args and env have {given} bytes; at most {_readable(CALL_ARGS_BYTES_MAX, 'bytes')} fit.",
+            code="call_too_large",
+            hint="Send large input through stdin or in a file.",
+        )
+    size = given + len(spec.code.encode()) + len(spec.stdin)
+    size += sum(len(path.encode()) + len(content) for path, content in spec.files.items())
+    size += sum(len(case.stdin) + len(case.expected or b"") for case in spec.cases)
+    if size > CALL_BYTES_MAX:
+        raise LimitExceeded(
+            f"The call with its files, stdin and cases has {size} bytes; "
+            f"at most {_readable(CALL_BYTES_MAX, 'bytes')} fit.",
+            code="call_too_large",
+            hint="Split the cases over several calls, or use a sandbox, which takes files of any size.",
+        )
 
 
 def check_command(command: CommandSpec) -> None:
@@ -161,6 +309,15 @@ def _readable(value: float, unit: str) -> str:
         if value >= size and value % size == 0:
             return f"{value / size:.15g} {name if value > size else name.removesuffix('s')}"
     return f"{value:.15g} {unit if value != 1 else unit.removesuffix('s')}"
+
+
+def _check_image(image: str) -> None:
+    if not NAME.match(image):
+        raise InvalidRequest(
+            f"image is {image!r}, which is no image name.",
+            code="bad_image_name",
+            hint="Names are lower-case letters, digits, dots, dashes and underscores, such as debian.",
+        )
 
 
 def _check_text(what: str, *texts: str) -> None:

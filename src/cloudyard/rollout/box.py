@@ -24,7 +24,8 @@ from cloudyard.sdk.sandbox import Sandbox
 
 OUTPUT_LIMIT_BYTES = 1 * MIB  # of each stream of a command, unless the agent asks for more
 READ_BYTES_MAX = 16 * MIB  # of one file; many attempts share one process
-ACTIONS_MAX = 10_000  # of one try
+ACTIONS_MAX = 10_000  # of one try, by the agent
+REFUSED_PAUSE_S = 0.5
 OUTPUT_SHOWN_BYTES = 16 * KIB  # of each stream, in the record of an action
 ARGUMENT_SHOWN_BYTES = 4 * KIB
 
@@ -58,18 +59,13 @@ class Log:
         self._try = try_
         self._record = record
 
-    def take_number(self) -> int:
-        """A number for an action that begins.
+    @property
+    def full(self) -> bool:
+        """It has as many actions as one try may take."""
+        return self.count >= ACTIONS_MAX
 
-        Raises:
-            LimitExceeded: there were too many.
-        """
-        if self.count >= ACTIONS_MAX:
-            raise LimitExceeded(
-                f"The attempt has taken {ACTIONS_MAX} actions, which is the most that one may take.",
-                code="too_many_actions",
-                fault="policy",
-            )
+    def take_number(self) -> int:
+        """A number for an action that begins."""
         self.count += 1
         return self.count - 1
 
@@ -133,7 +129,9 @@ class Box:
         Raises:
             CloudyardError: it could not be run. A command that fails, or runs out of time, is a result.
         """
-        with self._act("run", _command(command, timeout_s=timeout_s, env=env, cwd=cwd, user=user)) as draft:
+        async with self._act(
+            "run", _command(command, timeout_s=timeout_s, env=env, cwd=cwd, user=user)
+        ) as draft:
             done = await self._sandbox.run(
                 command,
                 timeout_s=timeout_s,
@@ -157,7 +155,9 @@ class Box:
         stdin: bool = False,
     ) -> BoxProcess:
         """Start a command in the background; see `Sandbox.start`. It ends with the agent's time."""
-        with self._act("start", _command(command, timeout_s=timeout_s, env=env, cwd=cwd, user=user)) as draft:
+        async with self._act(
+            "start", _command(command, timeout_s=timeout_s, env=env, cwd=cwd, user=user)
+        ) as draft:
             process = await self._sandbox.start(
                 command,
                 timeout_s=timeout_s,
@@ -178,7 +178,7 @@ class Box:
             LimitExceeded: it is larger.
         """
         path = self._path(path)
-        with self._act("read", {"path": path}) as draft:
+        async with self._act("read", {"path": path}) as draft:
             info = await self._sandbox.stat(path)
             if info.size > READ_BYTES_MAX:
                 raise LimitExceeded(
@@ -195,13 +195,13 @@ class Box:
         """Write a file in one move, making missing directories; see `Sandbox.write`."""
         path = self._path(path)
         arguments = {"path": path, "data": shown(data, limit=ARGUMENT_SHOWN_BYTES), "bytes": len(data)}
-        with self._act("write", arguments):
+        async with self._act("write", arguments):
             return await self._sandbox.write(path, data, mode=mode)
 
     async def listdir(self, path: str = ".") -> list[FileInfo]:
         """Entries of a directory, sorted by name."""
         path = self._path(path)
-        with self._act("listdir", {"path": path}) as draft:
+        async with self._act("listdir", {"path": path}) as draft:
             entries = await self._sandbox.listdir(path)
             draft.data("\n".join(entry.path for entry in entries).encode())
             return entries
@@ -213,31 +213,36 @@ class Box:
             NotFound: nothing is.
         """
         path = self._path(path)
-        with self._act("stat", {"path": path}):
+        async with self._act("stat", {"path": path}):
             return await self._sandbox.stat(path, follow=follow)
 
     async def mkdir(self, path: str, *, mode: int = 0o755) -> FileInfo:
         """Make a directory, and missing ones above it."""
         path = self._path(path)
-        with self._act("mkdir", {"path": path}):
+        async with self._act("mkdir", {"path": path}):
             return await self._sandbox.mkdir(path, mode=mode)
 
     async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
         """Remove a file, a link, or a directory (`recursive` if it is not empty)."""
         path = self._path(path)
-        with self._act("remove", {"path": path}):
+        async with self._act("remove", {"path": path}):
             return await self._sandbox.remove(path, recursive=recursive, missing_ok=missing_ok)
+
+    async def kill_all(self) -> None:
+        """End every process in the sandbox, however it tries to stay; files stay."""
+        async with self._act("kill_all", {}):
+            await self._sandbox.kill_all()
 
     async def upload(self, local: str | Path, path: str) -> None:
         """Copy a file or directory of this machine into the sandbox."""
         path = self._path(path)
-        with self._act("upload", {"local": str(local), "path": path}):
+        async with self._act("upload", {"local": str(local), "path": path}):
             return await self._sandbox.upload(local, path)
 
     async def download(self, path: str, local: str | Path) -> None:
         """Copy a file or directory out of the sandbox. Do not follow links in it."""
         path = self._path(path)
-        with self._act("download", {"path": path, "local": str(local)}):
+        async with self._act("download", {"path": path, "local": str(local)}):
             return await self._sandbox.download(path, local)
 
     def _path(self, path: str) -> str:
@@ -246,10 +251,17 @@ class Box:
     def _act(self, op: str, arguments: dict[str, Any]) -> _Act:
         return _Act(self, op, arguments)
 
-    def _shut(self) -> Conflict:
-        return Conflict(
-            f"The box of sandbox {self.id} is closed: the agent's time is over.",
-            code="box_closed",
+    def _shut(self) -> CloudyardError:
+        """Why nothing can be done through it any more."""
+        if self._closed:
+            return Conflict(
+                f"The box of sandbox {self.id} is closed: the agent's time is over.",
+                code="box_closed",
+                fault="policy",
+            )
+        return LimitExceeded(
+            f"The attempt has taken {ACTIONS_MAX} actions, which is the most that one may take.",
+            code="too_many_actions",
             fault="policy",
         )
 
@@ -282,8 +294,9 @@ class _Act:
         """Bytes came out of it."""
         self.fields |= {"stdout": shown(data), "stdout_bytes": len(data)}
 
-    def __enter__(self) -> Self:
-        if self._box._closed:
+    async def __aenter__(self) -> Self:
+        if self._box._closed or (self._box._phase == "agent" and self._box._log.full):
+            await anyio.sleep(REFUSED_PAUSE_S)  # who tries for ever must not keep others from their turn
             raise self._box._shut()
         self.fields["number"] = self._box._log.take_number()
         self.fields["begin"] = time.time()
@@ -291,9 +304,11 @@ class _Act:
         self._scope.__enter__()
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is GeneratorExit:  # an agent that would not end is disposed of, maybe outside the event loop
+            return
         shut = self._scope.__exit__(kind, error, trace)
         self._box._under_way.discard(self._scope)
         if isinstance(error, CloudyardError):
@@ -331,17 +346,17 @@ class BoxProcess:
     async def write(self, data: bytes) -> None:
         """Bytes for its stdin, if it was started with `stdin=True`."""
         arguments = {"process": self.id, "data": shown(data, limit=ARGUMENT_SHOWN_BYTES), "bytes": len(data)}
-        with self._box._act("write_stdin", arguments):
+        async with self._box._act("write_stdin", arguments):
             return await self._process.write(data)
 
     async def close_stdin(self) -> None:
         """End its stdin."""
-        with self._box._act("close_stdin", {"process": self.id}):
+        async with self._box._act("close_stdin", {"process": self.id}):
             return await self._process.close_stdin()
 
     async def signal(self, number: int) -> None:
         """Send a signal to its whole process tree."""
-        with self._box._act("signal", {"process": self.id, "signal": number}):
+        async with self._box._act("signal", {"process": self.id, "signal": number}):
             return await self._process.signal(number)
 
     async def kill(self) -> None:
@@ -350,7 +365,7 @@ class BoxProcess:
 
     async def wait(self) -> Completed:
         """Wait for its end; the result tells how it ended and has no output, which the streams have."""
-        with self._box._act("wait", {"process": self.id}) as draft:
+        async with self._box._act("wait", {"process": self.id}) as draft:
             done = await self._process.wait(output=False)
             draft.completed(done)
             return done

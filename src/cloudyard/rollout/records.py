@@ -51,7 +51,8 @@ class BrokenLine(Struct, frozen=True, kw_only=True):
 class Run(Line, tag="run", frozen=True, kw_only=True):
     """The first line: what is run."""
 
-    format: int = FORMAT
+    format: int
+    """FORMAT of whoever wrote it."""
     id: str
     """Unique; the sandboxes of the run carry it in the label `cloudyard.run`."""
     begin: float

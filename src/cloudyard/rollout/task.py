@@ -12,13 +12,15 @@ Knows local files and the format; knows no yard. Whether a yard has the image is
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cloudyard.errors import InvalidRequest, NotFound
 from cloudyard.model import MIB, SandboxSpec, normalised, parse_size
@@ -31,6 +33,7 @@ TASK_FILES_MAX = 20_000
 TASK_BYTES_MAX = 1024 * MIB
 INSTRUCTION_BYTES_MAX = 1 * MIB
 _TOML = "task.toml"
+_TEMPLATE = re.compile(r"\$\{(?P<name>[^}:]+)(?::-(?P<default>.*))?\}")
 _BUILD_FILES = ("Dockerfile", "docker-compose.yaml")
 _HOW_TO_NAME_AN_IMAGE = (
     f'Name an image of the yard in {_TOML}: [environment] docker_image = "debian". `cloudyard image build` '
@@ -151,7 +154,7 @@ def load(path: str | Path) -> Task:
         agent_user=str(config.agent.user),
         verifier_user=str(config.verifier.user),
         start_timeout_s=_seconds("environment.build_timeout_sec", environment.build_timeout_sec),
-        agent_timeout_s=_seconds("agent.timeout_sec", config.agent.timeout_sec or AGENT_TIMEOUT_DEFAULT_S),
+        agent_timeout_s=_seconds("agent.timeout_sec", config.agent.timeout_sec, AGENT_TIMEOUT_DEFAULT_S),
         verifier_timeout_s=_seconds("verifier.timeout_sec", config.verifier.timeout_sec),
         healthcheck=environment.healthcheck,
         reward_range=(low, high),
@@ -189,6 +192,37 @@ def find(paths: Sequence[str | Path]) -> tuple[list[Task], list[BrokenTask]]:
     return tasks, broken
 
 
+def filled_in(task: Task, given: Mapping[str, str]) -> Task:
+    """The task with `${NAME}` and `${NAME:-default}` in its environments replaced by what was given.
+
+    Nothing is taken from this process's environment unasked: a task may come from a stranger.
+
+    Raises:
+        InvalidRequest: a name is not given and has no default.
+    """
+
+    def fill(env: dict[str, str]) -> dict[str, str]:
+        return {name: _filled(name, value, given) for name, value in env.items()}
+
+    return replace(
+        task, env=fill(task.env), agent_env=fill(task.agent_env), verifier_env=fill(task.verifier_env)
+    )
+
+
+def _filled(name: str, value: str, given: Mapping[str, str]) -> str:
+    match = _TEMPLATE.fullmatch(value)
+    if match is None:
+        return value
+    found = given.get(match["name"], match["default"])
+    if found is None:
+        raise InvalidRequest(
+            f"The task's variable {name} needs a value for {match['name']}.",
+            code="env_missing",
+            hint=f"Give it with --env {match['name']}=VALUE, or --env {match['name']} to pass on your own.",
+        )
+    return found
+
+
 def _check_image(directory: Path, image: str) -> None:
     if image:
         return
@@ -214,7 +248,8 @@ def _memory(environment: harbor.Environment, default: int | str) -> int | str:
     return parse_size(environment.memory, what="environment.memory") if environment.memory else default
 
 
-def _seconds(name: str, value: float) -> float:
+def _seconds(name: str, value: float | None, default: float = 0.0) -> float:
+    value = default if value is None else value
     if not 0 < value <= TIMEOUT_MAX_S:
         raise InvalidRequest(
             f"{_TOML} sets {name} to {value:g}.",

@@ -191,6 +191,8 @@ class Yard(_Facade[client.Yard]):
     create = _call_for(Sandbox, client.Yard.create)
     create_many = _call_for(_sandboxes, client.Yard.create_many)
     sandbox = _block_for(Sandbox, client.Yard.sandbox)
+    call = _call(client.Yard.call)
+    call_many = _call(client.Yard.call_many)
     get = _call_for(Sandbox, client.Yard.get)
     list = _call(client.Yard.list)
     stop = _call(client.Yard.stop)

@@ -1,13 +1,13 @@
-"""A yard as its users see it: connect, create sandboxes, list and stop them."""
+"""A yard as its users see it: connect, create sandboxes, list and stop them, make stateless calls."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import uuid4
 
 import anyio
@@ -18,13 +18,16 @@ from cloudyard.errors import CloudyardError, InvalidRequest, NotFound, SandboxUn
 from cloudyard.model import (
     CREATE_MANY_MAX,
     BackendName,
+    CallResult,
+    CallSpec,
     CreateRequest,
     SandboxInfo,
     SandboxSpec,
     check_key,
     normalised,
 )
-from cloudyard.sdk import config
+from cloudyard.sdk import calls, config
+from cloudyard.sdk.calls import CallOptions
 from cloudyard.sdk.http import HttpTransport
 from cloudyard.sdk.mux import MuxTransport
 from cloudyard.sdk.sandbox import Sandbox
@@ -200,6 +203,57 @@ class Yard:
             raise
         with anyio.fail_after(CLEAN_UP_WITHIN_S, shield=True):
             await box.stop()
+
+    async def call(self, code: str | None = None, **options: Unpack[CallOptions]) -> CallResult:
+        """Run code once, in a new process that sees nothing of any other call, and wait for its end.
+        Cancelling it kills the call.
+
+        Args:
+            code: the program's text; or give `file`.
+            **options: file (a local one, instead of code), language (python, shell or c; guessed from the
+                file's suffix, else python), stdin (bytes or text), files (relative path to bytes or text, or
+                a local directory; laid into the working directory), args, env, preload (Python modules that
+                are imported already), image, timeout_s (of each run, seconds), memory (bytes or "256MiB"),
+                output_limit_bytes (kept of each stream), cases (test cases to judge it on: `Case`, pairs of
+                stdin and expected output, or dicts), compare (lines or exact), stop_at_first.
+
+        Returns:
+            How it ended. What the code did wrong is a result, not an exception.
+
+        Raises:
+            InvalidRequest: an option is misspelt or out of range.
+            NotFound: there is no such image, or no such local file.
+            Unsupported: the image has no Python or no compiler; the hint says how to build one that has.
+            LimitExceeded: it is too large to send, or every edge was busy for BUSY_PATIENCE_S.
+            SandboxUnavailable: it failed through our fault, each of INFRA_TRIES times.
+            YardUnavailable: the yard could not be reached for RESTART_PATIENCE_S.
+        """
+        spec = calls.spec_of(code, options)
+        return await calls.send(self._caller.check_open, spec)
+
+    async def call_many(
+        self,
+        batch: Iterable[CallSpec | Mapping[str, Any] | str],
+        *,
+        at_once: int = 64,
+        **shared: Unpack[CallOptions],
+    ) -> Sequence[CallResult]:
+        """Make many calls; see `call`. Results come in the order of the batch.
+
+        All calls are checked before the first is made. One that fails through our fault is made again, and
+        after INFRA_TRIES its result has the fault label `infra`: no other call is lost for it.
+
+        Args:
+            batch: of each call its code, or a dict with `code` and options as of `call`, or a CallSpec; at
+                most CALL_MANY_MAX.
+            at_once: calls under way at a time.
+            **shared: options of every call that is given as code or a dict, which goes first.
+
+        Raises:
+            CloudyardError: as `call`, for the first call that the yard refuses for what it asks.
+        """
+        specs = calls.specs_of(batch, shared)
+        return await calls.send_many(self._caller.check_open, specs, at_once=at_once)
 
     async def list(self, *, stopped: bool = False) -> Sequence[SandboxInfo]:
         """The project's sandboxes; those that have stopped and are still remembered too, if asked."""

@@ -1,5 +1,5 @@
-"""The yard's HTTP API: creating, listing and images for every client, and operations where the transport is
-`http`.
+"""The yard's HTTP API: creating, listing and images for every client, and operations and calls where the
+transport is `http`.
 
 This is the one door to `httpx`: its errors become ours here, by the table below.
 """
@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from cloudyard.errors import CloudyardError, YardUnavailable
-from cloudyard.model import AnyOp, AnyResult, CreateRequest, Exec, SandboxInfo
+from cloudyard.model import AnyOp, AnyResult, CallResult, CallSpec, CreateRequest, Exec, SandboxInfo
 from cloudyard.sdk.config import Config
 from cloudyard.sdk.transport import (
     ANSWER_GRACE_S,
@@ -117,6 +117,17 @@ class HttpTransport:
         )
         return _decoded(_sandbox, content)
 
+    async def call(self, spec: CallSpec, *, within_s: float) -> CallResult:
+        """See `Transport.call`. When it is cancelled its connection breaks, by which the yard knows."""
+        content = await self._send(
+            "POST",
+            "/v1/calls",
+            within_s=within_s,
+            content=_encode(spec),
+            headers={"Content-Type": "application/json"},
+        )
+        return _decoded(_call_result, content)
+
     async def sandboxes(self, *, stopped: bool) -> list[SandboxInfo]:
         """The project's sandboxes."""
         query = {"stopped": "true"} if stopped else {}
@@ -161,6 +172,7 @@ class HttpTransport:
 
 
 _sandbox = msgspec.json.Decoder(SandboxInfo)
+_call_result = msgspec.json.Decoder(CallResult)
 _page = msgspec.json.Decoder(SandboxPage)
 _images = msgspec.json.Decoder(_Images)
 

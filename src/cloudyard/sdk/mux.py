@@ -1,4 +1,4 @@
-"""Operations over one WebSocket, many at a time: the default way to a yard.
+"""Operations and calls over one WebSocket, many at a time: the default way to a yard.
 
 One reader and one writer task per connection, in the client's task group. A writer of its own means that a
 cancelled caller never leaves half a frame on the wire, and that requests made together go out in one send.
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 from anyio.abc import ByteStream, TaskGroup
+from msgspec import Raw
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.frames import Frame, Opcode
@@ -24,7 +25,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from cloudyard.errors import CloudyardError, YardUnavailable
-from cloudyard.model import AnyOp, AnyResult, CreateRequest, SandboxInfo
+from cloudyard.model import AnyOp, AnyResult, CallResult, CallSpec, CreateRequest, SandboxInfo
 from cloudyard.sdk.config import Config
 from cloudyard.sdk.transport import (
     CREATE_WITHIN_S,
@@ -39,6 +40,7 @@ from cloudyard.wire.messages import (
     MUX_FRAME_MAX,
     MUX_IN_FLIGHT_MAX,
     MUX_PATH,
+    MuxCall,
     MuxCreate,
     MuxFrame,
     MuxReply,
@@ -72,12 +74,17 @@ class MuxTransport:
         def frame(number: int) -> MuxFrame:
             return MuxFrame(MuxRequest(id=number, sandbox=sandbox, op=body, key=key))
 
-        return await self._answer(frame, within_s=within_s)
+        return messages.result_decoder.decode(await self._answer(frame, within_s=within_s))
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """See `Transport.create`."""
-        frame = partial(_create_frame, request)
-        return expect(SandboxInfo, await self._answer(frame, within_s=CREATE_WITHIN_S), what="a create")
+        answer = await self._answer(partial(_create_frame, request), within_s=CREATE_WITHIN_S)
+        return expect(SandboxInfo, messages.result_decoder.decode(answer), what="a create")
+
+    async def call(self, spec: CallSpec, *, within_s: float) -> CallResult:
+        """See `Transport.call`."""
+        frame = partial(_call_frame, messages.raw(spec))
+        return messages.call_result_decoder.decode(await self._answer(frame, within_s=within_s))
 
     async def open(self) -> None:
         """Connect now, so that a yard that is not there is noticed at once."""
@@ -89,7 +96,7 @@ class MuxTransport:
         if self._link is not None:
             await self._link.close()
 
-    async def _answer(self, frame: Callable[[int], MuxFrame], *, within_s: float | None) -> AnyResult:
+    async def _answer(self, frame: Callable[[int], MuxFrame], *, within_s: float | None) -> Raw:
         async with self._in_flight:
             link = self._link
             if link is None or link.broken is not None:
@@ -148,8 +155,8 @@ class _Link:
         # Who is cancelled still has a command to kill and a sandbox to stop: only `close` ends the link.
         self._scope = anyio.CancelScope(shield=True)
 
-    async def ask(self, frame: Callable[[int], MuxFrame], *, within_s: float | None) -> AnyResult:
-        """Send the frame under a new number and wait for its answer; see `Transport.ask`."""
+    async def ask(self, frame: Callable[[int], MuxFrame], *, within_s: float | None) -> Raw:
+        """Send the frame under a new number and wait for its result, still encoded; see `Transport.ask`."""
         while self._outgoing_bytes > OUTGOING_BYTES_MAX and self.broken is None:
             await self._sent.wait()
         number = next(self._ids)
@@ -170,7 +177,7 @@ class _Link:
             raise _again(self.broken) if self.broken is not None else no_answer(self._url, within_s or 0)
         if reply.error is not None:
             raise messages.error_of(reply.error)
-        return messages.result_decoder.decode(reply.result)
+        return reply.result
 
     async def run(self) -> None:
         """Read, write and ping until the connection breaks or is closed; then fail what still waits."""
@@ -267,6 +274,10 @@ class _Link:
 
 def _create_frame(request: CreateRequest, number: int) -> MuxFrame:
     return MuxFrame(create=MuxCreate(id=number, request=request))
+
+
+def _call_frame(spec: Raw, number: int) -> MuxFrame:
+    return MuxFrame(call=MuxCall(id=number, spec=spec))
 
 
 async def _connect(config: Config) -> _Link:

@@ -32,6 +32,8 @@ from cloudyard.errors import (
 from cloudyard.model import (
     AnyOp,
     AnyResult,
+    CallResult,
+    CallSpec,
     CreateRequest,
     ErrorBody,
     Exec,
@@ -69,6 +71,12 @@ class Transport(Protocol):
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """Ask once for the sandbox of this request, or the one that its key has made already."""
+
+    async def call(self, spec: CallSpec, *, within_s: float) -> CallResult:
+        """Make a stateless call once. Cancelling it tells the yard, which then kills the call.
+
+        Raises: as `ask`.
+        """
 
 
 class ClientState(Enum):

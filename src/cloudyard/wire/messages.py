@@ -12,8 +12,12 @@ from msgspec import Raw, Struct
 
 from cloudyard.errors import CloudyardError, InvalidRequest, error_from_wire
 from cloudyard.model import (
+    CALL_IMAGE_DEFAULT,
+    CALL_TIMEOUT_DEFAULT_S,
     AnyOp,
     AnyResult,
+    CallResult,
+    CallSpec,
     CreateRequest,
     ErrorBody,
     Heartbeat,
@@ -92,12 +96,22 @@ class MuxCreate(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: CreateRequest
 
 
+class MuxCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stateless call, as `POST /v1/calls` makes it. `spec` is an encoded CallSpec, the answer a MuxReply
+    with a CallResult. Cancelling it, or leaving the socket, kills it.
+    """
+
+    id: int
+    spec: Raw
+
+
 class MuxFrame(Struct, frozen=True, omit_defaults=True):
-    """What a client sends in one WebSocket message: a request, a cancel or a create."""
+    """What a client sends in one WebSocket message: a request, a cancel, a create or a call."""
 
     request: MuxRequest | None = None
     cancel: int = 0
     create: MuxCreate | None = None
+    call: MuxCall | None = None
 
 
 # --- gateway -> edge, over NATS -----------------------------------------------------------------------------
@@ -152,7 +166,21 @@ class CallList(EdgeCall, tag="list", frozen=True):
     stopped: bool = False
 
 
-AnyCall = CallCreate | CallOp | CallCancel | CallList
+class CallFunction(EdgeCall, tag="function", frozen=True):
+    """Make a stateless call. `spec` is an encoded CallSpec. Gives a CallResult; sent again, it runs again."""
+
+    spec: Raw
+
+
+AnyCall = CallCreate | CallOp | CallCancel | CallList | CallFunction
+
+
+class CallHead(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a gateway reads of an encoded CallSpec: where it can run, and how long it may take."""
+
+    image: str = CALL_IMAGE_DEFAULT
+    timeout_s: float = CALL_TIMEOUT_DEFAULT_S
+    cases: list[Raw] = []
 
 
 class SandboxPage(Struct, frozen=True, omit_defaults=True):
@@ -188,11 +216,14 @@ call_decoder = msgspec.msgpack.Decoder(AnyCall)
 reply_decoder = msgspec.msgpack.Decoder(EdgeReply)
 page_decoder = msgspec.msgpack.Decoder(SandboxPage)
 heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+call_spec_decoder = msgspec.msgpack.Decoder(CallSpec)
+call_head_decoder = msgspec.msgpack.Decoder(CallHead)
+call_result_decoder = msgspec.msgpack.Decoder(CallResult)
 mux_frame_decoder = msgspec.msgpack.Decoder(MuxFrame)
 mux_reply_decoder = msgspec.msgpack.Decoder(MuxReply)
 
 
-def raw(value: AnyOp | AnyResult | SandboxPage) -> Raw:
+def raw(value: AnyOp | AnyResult | SandboxPage | CallSpec | CallResult) -> Raw:
     """The value, encoded once, to be carried inside another message."""
     return Raw(encode(value))
 
@@ -210,6 +241,32 @@ def decode_op(data: bytes | Raw) -> AnyOp:
         raise InvalidRequest(
             f"The operation cannot be read: {exc}.", code="bad_operation", hint="See /schema for its fields."
         ) from exc
+
+
+def decode_call(data: bytes | Raw) -> CallSpec:
+    """A call from bytes that a client sent.
+
+    Raises:
+        InvalidRequest: it is none, or has a field that it should not; the sentence names the field.
+    """
+    try:
+        return call_spec_decoder.decode(data)
+    except (msgspec.ValidationError, msgspec.DecodeError) as exc:
+        raise _bad_call(exc) from exc
+
+
+def decode_call_head(data: bytes | Raw) -> CallHead:
+    """What a gateway reads of a call. Raises as `decode_call` does."""
+    try:
+        return call_head_decoder.decode(data)
+    except (msgspec.ValidationError, msgspec.DecodeError) as exc:
+        raise _bad_call(exc) from exc
+
+
+def _bad_call(reason: msgspec.MsgspecError) -> InvalidRequest:
+    return InvalidRequest(
+        f"The call cannot be read: {reason}.", code="bad_call_spec", hint="See /schema for its fields."
+    )
 
 
 class _Tag(Struct):

@@ -10,7 +10,7 @@ from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site, refused
 from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape
-from cloudyard.edge.host.cgroups import Limits
+from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, Limits
 from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
 from cloudyard.edge.probe import GuestSilent, prove
@@ -109,10 +109,10 @@ class Maker:
     def fit(self, raised: Raised, spec: SandboxSpec) -> None:
         """Give a sandbox the limits of its spec, which is normalised. Raises CloudyardError."""
         limits = limits_of(spec)
-        if limits == PARKED_LIMITS:
-            return
         try:
-            raised.site.group.limit(limits)
+            raised.site.group.set_weight(WEIGHT_DEFAULT)
+            if limits != PARKED_LIMITS:
+                raised.site.group.limit(limits)
         except OSError as exc:
             raise refused(exc, raised.site.slot) from exc
 

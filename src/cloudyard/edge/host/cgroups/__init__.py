@@ -17,12 +17,12 @@ import anyio
 from msgspec import Struct
 
 from cloudyard.edge.backends.base import Usage
-from cloudyard.edge.host.cgroups.limits import CONTROLLERS, Limits
+from cloudyard.edge.host.cgroups.limits import CONTROLLERS, WEIGHT_DEFAULT, Limits
 from cloudyard.edge.host.cgroups.v1 import CgroupsV1
 from cloudyard.edge.host.cgroups.v2 import CgroupsV2
 from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable, Unsupported
 
-__all__ = ["Cgroups", "Group", "Limits", "freeze", "open_cgroups", "refused", "remove"]
+__all__ = ["WEIGHT_DEFAULT", "Cgroups", "Group", "Limits", "freeze", "open_cgroups", "refused", "remove"]
 
 FREEZE_WAIT_S = 5.0
 REMOVE_WAIT_S = 5.0
@@ -43,6 +43,9 @@ class Group(Protocol):
 
     def limit(self, limits: Limits) -> None:
         """Set its limits."""
+
+    def set_weight(self, weight: int, /) -> None:
+        """Set its share of a busy processor, 1 to 10,000, beside others of WEIGHT_DEFAULT."""
 
     def pids(self) -> list[int]:
         """Processes in it; none when it is not there."""

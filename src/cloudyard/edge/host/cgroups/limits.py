@@ -7,6 +7,8 @@ from msgspec import Struct
 CONTROLLERS = ("memory", "cpu", "pids")  # what limits need
 CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000  # the kernel's own least
+WEIGHT_DEFAULT = 100  # of a busy processor, as version 2 counts
+SHARES_PER_WEIGHT = 10.24  # as version 1 counts
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cloudyard.edge.backends.base import Usage
 from cloudyard.edge.host.cgroups import files
-from cloudyard.edge.host.cgroups.limits import CPU_PERIOD_US, Limits
+from cloudyard.edge.host.cgroups.limits import CPU_PERIOD_US, SHARES_PER_WEIGHT, Limits
 
 
 class GroupV1:
@@ -38,6 +38,9 @@ class GroupV1:
         files.write(cpu / "cpu.cfs_period_us", str(CPU_PERIOD_US))
         files.write(cpu / "cpu.cfs_quota_us", str(limits.cpu_quota_us))
         files.write(self._where["pids"] / "pids.max", str(limits.pids))
+
+    def set_weight(self, weight: int, /) -> None:
+        files.write(self._where["cpu"] / "cpu.shares", str(round(weight * SHARES_PER_WEIGHT)))
 
     def pids(self) -> list[int]:
         return files.read_pids(self._homes[0] / "cgroup.procs")  # the one that is joined first

@@ -34,6 +34,9 @@ class GroupV2:
         files.write(self._home / "cpu.max", f"{limits.cpu_quota_us} {CPU_PERIOD_US}")
         files.write(self._home / "pids.max", str(limits.pids))
 
+    def set_weight(self, weight: int, /) -> None:
+        files.write(self._home / "cpu.weight", str(weight))
+
     def pids(self) -> list[int]:
         return files.read_pids(self._home / "cgroup.procs")
 
