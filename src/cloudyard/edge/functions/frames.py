@@ -88,7 +88,8 @@ def _fields(body: bytes) -> Iterator[tuple[str, bytes]]:
         at += FIELD.size
         if name_size + value_size > len(body) - at:
             raise HostError("a field goes past its frame")
-        yield body[at : at + name_size].decode("utf-8", "replace"), body[
-            at + name_size : at + name_size + value_size
-        ]
+        yield (
+            body[at : at + name_size].decode("utf-8", "replace"),
+            body[at + name_size : at + name_size + value_size],
+        )
         at += name_size + value_size
