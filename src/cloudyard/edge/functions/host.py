@@ -3,10 +3,10 @@
 The edge never imports it. It reads the text and hands it to the image's own Python (3.9 or later), on stdin,
 so that nothing of it is on any disk; it may import nothing but the standard library, and as little as it can.
 
-The host forks *cells* and never sees a call. A cell is a process, PID 1 of new pid, mount and ipc namespaces,
-that waits for its turn, reads one call from the worker's stdin, runs it in a child of its own as a uid that no
-other call of this worker has, and writes the answer to the worker's stdout. The host then reaps it, with which
-every process of the call is gone, gives the turn to the next cell, which is there already, and makes another.
+The host forks *cells* and never sees a call. A cell is a process, PID 1 of new pid, mount and ipc namespaces.
+It waits for its turn, reads one call from the worker's stdin, runs it in a child of its own as a uid that no
+other call of this worker has, and writes the answer to the worker's stdout. The host then reaps it, with
+which every process of the call is gone, gives the turn to the next cell, made by then, and makes another.
 
 Frames, both ways: a size (u32), then fields, each a name's and a value's size (u32), the name and the value.
 """
@@ -173,7 +173,7 @@ def prepare(preload: list[bytes]) -> None:
     for module in preload:
         try:
             __import__(module.decode())
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 (a module may raise anything)
             write_frame(kind="refused", reason="preload", text=f"import {module.decode()}: {exc!r}")
             os._exit(1)
     sys.dont_write_bytecode = False
@@ -227,7 +227,7 @@ def left_behind() -> str:
         for line in file:
             words = line.split()
             if words[0] == "TCP:":
-                counts = dict(zip(words[1::2], words[2::2]))
+                counts = dict(zip(words[1::2], words[2::2]))  # noqa: B905 (Python 3.9)
                 if counts.get("inuse", "0") != "0" or counts.get("tw", "0") != "0":
                     return "connections"  # a later call would see them, and not get their ports
     return ""
@@ -296,7 +296,7 @@ def be_cell(waiting: int, uid: int) -> Program:
         if problem:
             raise Failed(problem)
         program = run_call(fields, uid, score)
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001 (the edge is told, and this process ends)
         write_frame(kind="done", failed=f"{type(exc).__name__}: {exc}")
         os._exit(1)
     if program is None:
@@ -423,7 +423,7 @@ class Watch:
     def end(self) -> None:
         """Kill all there is in this pid namespace but ourselves, and wait for it."""
         deadline = time.monotonic() + END_WAIT_S
-        try:
+        try:  # noqa: SIM105 (contextlib is not imported)
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
             pass
@@ -469,7 +469,7 @@ def start_call(fields: Fields, uid: int, fds: tuple[int, int, int, int]) -> Prog
             signal.signal(signals, signal.SIG_DFL)  # Python ignores them, and an exec keeps that
         program_path = sys.executable if args[0] == "python3" else find(args[0])
         os.execve(program_path, args, os.environ)
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001 (the cell is told, and this process ends)
         os.write(3, f"{exc}".encode("utf-8", "replace")[:4096])
     os._exit(127)
 
@@ -554,7 +554,7 @@ class Program:
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         try:
             sys.excepthook(type(error), error.with_traceback(trace), trace)
-        except BaseException as second:
+        except BaseException as second:  # noqa: BLE001 (a hook of the call may raise anything)
             sys.stderr.write("Error in sys.excepthook:\n")
             sys.__excepthook__(type(second), second, second.__traceback__)
             sys.stderr.write("\nOriginal exception was:\n")

@@ -11,7 +11,8 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -77,7 +78,7 @@ async def settled(worker: Worker) -> bool:
 
 
 class Pool:
-    """Workers by shape, while `run` runs.
+    """Workers by shape. Used as an async context manager; leaving it ends them.
 
     Args:
         start: makes one; leaves nothing if it fails.
@@ -98,14 +99,24 @@ class Pool:
         self._waiting: deque[_Waiter] = deque()
         self._tasks: TaskGroup | None = None
 
-    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep workers until cancelled; then all of them are ended."""
+    async def __aenter__(self) -> Self:
+        self._running = self._run()
+        await self._running.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._running.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[None]:
+        """Hold the tasks in which workers are made and ended; at last, all workers are ended."""
         try:
             async with anyio.create_task_group() as self._tasks:
-                task_status.started()
-                while True:
-                    await anyio.sleep(IDLE_LOOK_S)
-                    self._end_idle(anyio.current_time() - IDLE_MAX_S)
+                self._tasks.start_soon(self._end_unused)
+                yield
+                self._tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as ending:
@@ -254,12 +265,15 @@ class Pool:
             _, shape = min(others, key=lambda each: each[0])
             self._retire(self._idle[shape].popleft())
 
-    def _end_idle(self, before: float) -> None:
-        for shape, idle in list(self._idle.items()):
-            while idle and idle[0].idle_since < before:
-                self._retire(idle.popleft())
-            if not idle:
-                del self._idle[shape]
+    async def _end_unused(self) -> None:
+        while True:
+            await anyio.sleep(IDLE_LOOK_S)
+            before = anyio.current_time() - IDLE_MAX_S
+            for shape, idle in list(self._idle.items()):
+                while idle and idle[0].idle_since < before:
+                    self._retire(idle.popleft())
+                if not idle:
+                    del self._idle[shape]
 
     def _spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         assert self._tasks is not None, "the pool is used while it runs"

@@ -1,13 +1,14 @@
 """One worker: a sandbox in which a host runs that makes a cell for each call.
 
-It is an instance of the backend like any other, but no sandbox of the yard: it has no record, so that after a
-crash of the edge the sweep removes it. Knows the guest's frames and the host's, and nothing of what a call is.
+It is an instance of the backend like any other, but no sandbox of the yard: it has no record, so that after
+a crash of the edge the sweep removes it. Knows the guest's frames and the host's, and nothing of what a call
+is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ STOP_WAIT_S = 60.0
 START_MEMORY_BYTES = 1024 * MIB  # while it imports; then it gets what its call may use
 OWN_MEMORY_BYTES = 24 * MIB  # of guest, host and cell, beyond what was imported
 WORKER_PIDS = 256
+ANSWER_GRACE_S = 10.0  # past a program's own limit; a host that is silent for longer is given up
 WORKER_CPU = 1.0
 WORDS_MAX_BYTES = 4096  # of what a host complained of last
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -122,16 +124,21 @@ class Worker:
         self.instance.resize(_spec(self.shape.image, memory + self._imported + OWN_MEMORY_BYTES))
         self._memory = memory
 
-    async def ask(self, request: list[tuple[str, bytes]], *, within_s: float) -> Answer:
-        """Have the next cell run a call.
+    def oom_kills(self) -> int:
+        """Processes in it that the kernel has killed for memory. Raises SandboxUnavailable."""
+        return self.instance.oom_kills()
+
+    async def ask(self, request: Iterable[tuple[str, bytes]], *, timeout_s: float) -> Answer:
+        """Have the next cell run a program.
 
         Args:
             request: fields as `host.py` reads them.
-            within_s: its own limits and a margin: a host that is silent for longer is given up.
+            timeout_s: the program's own limit, which the cell keeps.
 
         Raises:
             SandboxUnavailable: no answer came, or the worker is gone. It is spoiled then.
         """
+        within_s = timeout_s + ANSWER_GRACE_S
         try:
             with anyio.move_on_after(within_s):
                 await self.until_ready()
