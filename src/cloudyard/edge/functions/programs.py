@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from cloudyard.edge.functions.frames import Answer
+from cloudyard.edge.verdict import Ending, judge
 from cloudyard.model import (
     CALL_COMPILE_MAX_S,
     CALL_OUTPUT_MAX_BYTES,
@@ -27,7 +28,11 @@ COMPILER = "gcc"
 COMPILE_ARGS = ("-O2", "-o", PROGRAM, SOURCE, "-lm")
 COMPILE_MEMORY_BYTES = 1024 * MIB  # a compiler is no part of what is judged
 COMPILE_OUTPUT_BYTES = 64 * 1024
+NO_HEADERS = (b"stdio.h: No such file", b"cannot find crt1.o", b"cannot find Scrt1.o")
+SCRATCH_SHARE = 0.5  # of a run's memory, for each of its writable directories: a full one is no kill
+COMPARE_SPARE_BYTES = 4 * 1024  # blanks that a comparison by lines does not count
 HOME = "/tmp"
+USER = "call"
 
 
 class Run(NamedTuple):
@@ -51,7 +56,7 @@ class Run(NamedTuple):
         yield "how", b"here" if self.here else b"exec"
         yield "timeout_us", str(round(self.timeout_s * 1e6)).encode()
         yield "limit", str(self.limit_bytes).encode()
-        yield "scratch", str(self.memory_bytes).encode()
+        yield "scratch", str(int(self.memory_bytes * SCRATCH_SHARE)).encode()
         yield "stdin", self.stdin
         for part in self.argv:
             yield "arg", part.encode()
@@ -122,10 +127,19 @@ def compiling(spec: CallSpec) -> Run:
     )
 
 
-def running(spec: CallSpec, stdin: bytes, program: bytes) -> Run:
-    """The program's own run. `program`: what the compiler has made of it; empty for other languages."""
+def running(spec: CallSpec, stdin: bytes, program: bytes, *, compared_to: bytes | None = None) -> Run:
+    """The program's own run.
+
+    Args:
+        spec: the call.
+        stdin: what it reads.
+        program: what the compiler has made of it; empty for other languages.
+        compared_to: what its stdout is compared to, which must fit into what is kept of it.
+    """
     code = spec.code.encode()
-    argv: tuple[str, ...] = ("main.py",)
+    # Python reads these when it starts, and the worker's has started: another one is then.
+    here = spec.language == "python" and not any(name.startswith("PYTHON") for name in spec.env)
+    argv: tuple[str, ...] = ("main.py",) if here else ("python3", "main.py")
     file = (0o644, "main.py", code)
     if spec.language == "shell":
         argv, file = ("/bin/sh", "main.sh"), (0o644, "main.sh", code)
@@ -138,18 +152,20 @@ def running(spec: CallSpec, stdin: bytes, program: bytes) -> Run:
         stdin=stdin,
         timeout_s=spec.timeout_s,
         memory_bytes=spec.memory,
-        limit_bytes=spec.output_limit_bytes,
-        here=spec.language == "python",
+        limit_bytes=max(spec.output_limit_bytes, len(compared_to or b"") + COMPARE_SPARE_BYTES)
+        if compared_to is not None
+        else spec.output_limit_bytes,
+        here=here,
     )
 
 
 def environment(spec: CallSpec, image_env: dict[str, str]) -> dict[str, str]:
     """What the program finds in its environment."""
-    return {**image_env, "HOME": HOME, **spec.env}
+    return {**image_env, "HOME": HOME, "USER": USER, "LOGNAME": USER, **spec.env}
 
 
-def result_of(outcome: Outcome) -> CallResult:
-    """The result of a call without cases."""
+def result_of(outcome: Outcome, *, timeout_s: float) -> CallResult:
+    """The result of a call without cases. `timeout_s`: the limit it had."""
     return CallResult(
         exit_code=outcome.exit_code,
         signal=outcome.signal,
@@ -163,41 +179,36 @@ def result_of(outcome: Outcome) -> CallResult:
         duration_s=outcome.duration_s,
         cpu_s=outcome.cpu_s,
         peak_memory_bytes=outcome.peak_memory_bytes,
-        fault=fault_of(outcome),
+        fault=fault_of(outcome, timeout_s=timeout_s),
     )
 
 
 def not_compiled(outcome: Outcome) -> CallResult:
     """The result of a call whose code the compiler has refused."""
-    return replace(result_of(outcome), phase="compile")
+    return replace(result_of(outcome, timeout_s=CALL_COMPILE_MAX_S), phase="compile")
 
 
-def fault_of(outcome: Outcome) -> Fault | None:
+def fault_of(outcome: Outcome, *, timeout_s: float) -> Fault | None:
     """Whose doing the end was; None for a good one."""
-    if outcome.timed_out:
-        return Fault(
-            label="policy", reason="timeout", evidence="it still ran at its time limit, and was killed"
+    return judge(
+        Ending(
+            exit_code=outcome.exit_code,
+            signal=outcome.signal,
+            timed_out=timeout_s if outcome.timed_out else None,
+            oom_kills=int(outcome.oom),
         )
-    if outcome.exit_code == 0:
-        return None
-    if outcome.oom:
-        return Fault(
-            label="policy", reason="oom", evidence="the memory cgroup's oom_kill counter grew while it ran"
-        )
-    if outcome.signal is not None:
-        return Fault(label="policy", reason="signal", evidence=f"signal {outcome.signal}")
-    return Fault(label="policy", reason="exit", evidence=f"exit code {outcome.exit_code}")
+    ).fault
 
 
-def judged(case: Case, outcome: Outcome, comparison: Comparison) -> CaseResult:
-    """How the program did on a case."""
+def judged(case: Case, outcome: Outcome, comparison: Comparison, *, keep: int) -> CaseResult:
+    """How the program did on a case. `keep`: bytes to keep of each stream, however much was compared."""
     return CaseResult(
         verdict=_verdict(case, outcome, comparison),
         exit_code=outcome.exit_code,
         signal=outcome.signal,
-        stdout=outcome.stdout,
-        stderr=outcome.stderr,
-        truncated=outcome.truncated,
+        stdout=outcome.stdout[:keep],
+        stderr=outcome.stderr[:keep],
+        truncated=max(outcome.stdout_total, outcome.stderr_total) > keep,
         duration_s=outcome.duration_s,
         cpu_s=outcome.cpu_s,
         peak_memory_bytes=outcome.peak_memory_bytes,
@@ -243,9 +254,7 @@ def _verdict(case: Case, outcome: Outcome, comparison: Comparison) -> Verdict:
 
 
 def _same(expected: bytes, said: bytes, comparison: Comparison) -> bool:
-    if comparison == "exact":
-        return expected == said
-    return _lines(expected) == _lines(said)
+    return expected == said or (comparison == "lines" and _lines(expected) == _lines(said))
 
 
 def _lines(text: bytes) -> list[bytes]:

@@ -13,6 +13,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 from random import Random
 
 from msgspec import Struct
@@ -27,6 +28,7 @@ TEST_RUNS_MAX = 8  # of one attempt
 TEST_WAIT_S = 60.0  # for one of them; an edit may make tests hang
 FAILING_TESTS_MAX = 5  # that are run again after an edit
 MODULES_MAX = 64  # that are read
+MODULES_REMEMBERED = 256  # what was found in them, for all attempts of this process
 FIND_WAIT_S = 20.0
 
 # How much a place counts: the very line of a frame of a traceback, the function around it; a function named
@@ -57,6 +59,11 @@ _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _FAILED_UNITTEST = re.compile(r"^(?:FAIL|ERROR): (\w+) \(([\w.]+)\)", re.MULTILINE)
 _FAILED_PYTEST = re.compile(r"^(?:FAILED|ERROR) \S+?::(?:\w+::)*(\w+)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+# Attempts at one task, and tasks of one package, see the same modules again and again.
+_functions = lru_cache(MODULES_REMEMBERED)(faults.functions)
+_faults = lru_cache(MODULES_REMEMBERED)(faults.find)
 
 
 class Search:
@@ -185,7 +192,7 @@ class _Tree:
         for path, source in self.modules.items():
             lines = {line for file, line in frames if path.endswith(file)}
             weights = _weights(source, lines, names)
-            for fault in faults.find(source):
+            for fault in _faults(source):
                 if (likely := _likely(fault)) > 0:
                     all_places.append(_Edit(path, fault, likely))
                     if (place := weights[fault.function] + AT_LINE * (fault.line in lines)) > 0:
@@ -198,7 +205,7 @@ class _Tree:
         for path, source in self._tests.items():
             lines = {line for file, line in frames if path.endswith(file)}
             text = source.split("\n")
-            for first, last in faults.functions(source).values():
+            for _, first, last in _functions(source):
                 if any(first <= line <= last for line in lines):
                     _count(names, text[first - 1 : last], NAMED_IN_TEST)
             for line in lines:
@@ -212,7 +219,7 @@ class _Tree:
             before = dict(reached)
             for source in self.modules.values():
                 weights, text = _weights(source, set(), before), source.split("\n")
-                for function, (first, last) in faults.functions(source).items():
+                for function, first, last in _functions(source):
                     if weights[function]:
                         _count(reached, text[first - 1 : last], HOP * weights[function])
         return reached
@@ -239,9 +246,9 @@ def _likely(fault: Fault) -> float:
 def _weights(source: str, lines: set[int], names: dict[str, float]) -> defaultdict[str, float]:
     """How much each function of a module counts."""
     weights: defaultdict[str, float] = defaultdict(float)
-    for function, (first, last) in faults.functions(source).items():
+    for function, first, last in _functions(source):
         *classes, own = function.split(".")
         in_class = IN_CLASS * max((names.get(name, 0.0) for name in classes), default=0.0)
         at_frame = AT_FRAME * any(first <= line <= last for line in lines)
-        weights[function] = max(names.get(own, 0.0), in_class) + at_frame
+        weights[function] = max(weights[function], max(names.get(own, 0.0), in_class) + at_frame)
     return weights

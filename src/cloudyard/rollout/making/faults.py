@@ -31,6 +31,15 @@ class Fault(Struct, frozen=True):
     text: str
 
 
+class Function(NamedTuple):
+    """Where a function is. Several may have one name: a property's parts, or one for each platform."""
+
+    name: str
+    first: int
+    """Its first line, counted from 1, and its last."""
+    last: int
+
+
 class _Site(NamedTuple):
     """A node in the body of a function, and how to put another in its place."""
 
@@ -81,13 +90,15 @@ def edit(source: str, fault: Fault) -> str:
     return "\n".join(lines)
 
 
-def functions(source: str) -> dict[str, tuple[int, int]]:
-    """First and last line of each outermost function and method. A text that is no Python has none."""
+def functions(source: str) -> list[Function]:
+    """The outermost functions and methods, in order. A text that is no Python has none."""
     try:
         tree = parse(source)
     except NotPython:
-        return {}
-    return {name: (node.lineno, node.end_lineno or node.lineno) for name, node in _functions(tree, "")}
+        return []
+    return [
+        Function(name, node.lineno, node.end_lineno or node.lineno) for name, node in _functions(tree, "")
+    ]
 
 
 def _fault(function: str, change: Change) -> Fault:

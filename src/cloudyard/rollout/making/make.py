@@ -20,7 +20,7 @@ from cloudyard.rollout.making import faults, files, trial
 from cloudyard.rollout.making.faults import Fault
 from cloudyard.rollout.making.files import Plant
 from cloudyard.rollout.making.source import Source, unpack
-from cloudyard.rollout.making.suite import Package, Suite, suites, survey, tidy
+from cloudyard.rollout.making.suite import Package, Suite, describe, suites, survey, tidy
 from cloudyard.rollout.making.trial import Judged
 from cloudyard.rollout.making.verdict import Outcome
 from cloudyard.sdk.client import Yard
@@ -138,6 +138,7 @@ class _Maker:
         unpack(order.source.path, tree)
         tidy(tree)
         self._package: Package = survey(tree, order.source.name)
+        describe(self._package, order.source.version)
         self._tests = work / "tests"
 
     async def prepare(self) -> None:
