@@ -69,6 +69,16 @@ class ContainerBackend:
         await self._running.__aexit__(None, None, None)
 
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
+        raised = await self._stock.take(await self._shape(spec, image))
+        return await self._fitted(raised, sandbox, spec)
+
+    async def create_nesting(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
+        # Past the stock: few are made, and none may take the place of one that a user is about to ask for.
+        shape = (await self._shape(spec, image))._replace(nesting=True)
+        raised = await self._maker.start(await self._pool.take(), shape)
+        return await self._fitted(raised, sandbox, spec)
+
+    async def _shape(self, spec: SandboxSpec, image: Image) -> Shape:
         if not 0 < len(image.layers) <= LAYERS_MAX:
             raise InvalidRequest(
                 f"The image {image.name} has {len(image.layers)} layers.",
@@ -77,15 +87,15 @@ class ContainerBackend:
             )
         layers = [await self._template.layer(self._layer_path(name)) for name in image.layers]
         config = image.config
-        raised = await self._stock.take(
-            Shape(
-                image=image.name,
-                layers=tuple(layers),
-                hostname=spec.hostname,
-                probe=tuple(config.probe),
-                env=tuple(config.env.items()),
-            )
+        return Shape(
+            image=image.name,
+            layers=tuple(layers),
+            hostname=spec.hostname,
+            probe=tuple(config.probe),
+            env=tuple(config.env.items()),
         )
+
+    async def _fitted(self, raised: Raised, sandbox: SandboxId, spec: SandboxSpec) -> Instance:
         try:
             self._maker.fit(raised, spec)
         except BaseException:
@@ -152,7 +162,7 @@ class ContainerBackend:
                     return await maker.start(await pool.take(), shape)
 
                 stock = Stock(raise_one, maker.drop, size=options.stock_size, at_once=options.raised_at_once)
-                self._sites, self._maker, self._stock = sites, maker, stock
+                self._sites, self._maker, self._pool, self._stock = sites, maker, pool, stock
                 try:
                     async with create_task_group() as filling:
                         filling.start_soon(pool.run)
