@@ -1,4 +1,4 @@
-# make demo    set up, raise a yard, and watch sandboxes run a real project's tests
+# make demo    set up, raise a yard, and watch agents repair real packages
 # make test    set up, run every test
 # make check   set up, lint, types, import rules, and the guest with warnings as errors
 # make bench   set up, measure against the floors

@@ -58,8 +58,8 @@ def test_a_fault_changes_one_line_and_the_tree_and_keeps_the_rest(case: tuple[st
 @given(planted())
 def test_a_fault_lies_in_the_function_that_it_names(case: tuple[str, Fault]) -> None:
     source, fault = case
-    first, last = faults.functions(source)[fault.function]
-    assert first <= fault.line <= last
+    there = [function for function in faults.functions(source) if function.name == fault.function]
+    assert any(function.first <= fault.line <= function.last for function in there)
 
 
 @given(st.text())

@@ -91,6 +91,19 @@ def test_hidden_files_and_copies_of_modules_are_taken_out(tmp_path: Path) -> Non
     assert kept == ["pkg/core.py", "tests/build/test_it.py"]
 
 
+def test_a_package_that_asks_for_its_own_version_finds_it(tmp_path: Path) -> None:
+    tree(tmp_path, src__my_pkg__core="", tests__test_core=UNITTEST)
+    (tmp_path / "src/my_pkg/__init__.py").write_text(
+        "import importlib.metadata as m; print(m.version('my-pkg'))"
+    )
+    suite.describe(suite.survey(tmp_path, "my-pkg"), "1.2")
+    command = [sys.executable, "-c", "import my_pkg"]
+    done = subprocess.run(
+        command, cwd=tmp_path / "src", capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout == "1.2\n"
+
+
 @pytest.mark.parametrize(
     ("output", "expected"),
     [

@@ -13,6 +13,7 @@ from cloudyard.assemble.secrets import credentials_of, nats_address
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.edge.config import EdgeConfig
 from cloudyard.edge.daemon import Edge, serve
+from cloudyard.edge.functions import Functions
 from cloudyard.errors import CloudyardError
 from cloudyard.fabric import Fabric
 from cloudyard.fabric.nats_server import edge_user
@@ -46,8 +47,8 @@ def container_options(config: YardConfig) -> ContainerOptions:
     )
 
 
-def make_edge(config: YardConfig, backend: ContainerBackend) -> Edge:
-    """The edge of this node, not yet entered."""
+def make_edge(config: YardConfig, backend: ContainerBackend, functions: Functions | None = None) -> Edge:
+    """The edge of this node, not yet entered. Without `functions` it takes no calls."""
     depot = Depot(config.depot)
     edge = EdgeConfig(
         edge=config.edge,
@@ -58,7 +59,18 @@ def make_edge(config: YardConfig, backend: ContainerBackend) -> Edge:
         memory_overcommit=config.memory_overcommit,
         sandboxes_max=backend.capacity(),
     )
-    return Edge(edge, backends={backend.name: backend}, images=depot.image, image_names=depot.names)
+    return Edge(
+        edge,
+        backends={backend.name: backend},
+        images=depot.image,
+        image_names=depot.names,
+        functions=functions,
+    )
+
+
+def make_functions(config: YardConfig, backend: ContainerBackend) -> Functions:
+    """What makes stateless calls on this node, not yet entered."""
+    return Functions(config.edge, backend, Depot(config.depot).image, cores=len(os.sched_getaffinity(0)))
 
 
 async def be_edge(config: YardConfig) -> None:
@@ -66,7 +78,10 @@ async def be_edge(config: YardConfig) -> None:
     user = edge_user(config.edge)
     async with (
         container_backend(config) as backend,
-        make_edge(config, backend) as edge,  # brings node and records together, before and without NATS
+        make_functions(config, backend) as functions,
+        make_edge(
+            config, backend, functions
+        ) as edge,  # brings node and records together, before and without NATS
         Fabric.connect(nats_address(config), credentials_of(config, user), name=user) as fabric,
     ):
         await serve(edge, fabric)

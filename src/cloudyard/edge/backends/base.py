@@ -149,3 +149,24 @@ class Freezable(Protocol):
 
     async def thaw(self) -> None:
         """It goes on."""
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """An instance whose limits can be changed while it lives."""
+
+    def resize(self, spec: SandboxSpec) -> None:
+        """Give it the cpu, memory and pids of a normalised spec. Raises CloudyardError: the kernel refused,
+        as it does where more memory is in use than would be allowed."""
+
+
+@runtime_checkable
+class Nesting(Protocol):
+    """A backend that can also make instances in which root may make namespaces and mounts of its own.
+
+    For programs of ours that keep what they run apart from themselves; never for a user's own sandbox, since
+    it lets root inside reach more of the kernel.
+    """
+
+    async def create_nesting(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
+        """Make one. All else is as in `Backend.create`."""

@@ -13,6 +13,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 from random import Random
 
 from msgspec import Struct
@@ -27,11 +28,17 @@ TEST_RUNS_MAX = 8  # of one attempt
 TEST_WAIT_S = 60.0  # for one of them; an edit may make tests hang
 FAILING_TESTS_MAX = 5  # that are run again after an edit
 MODULES_MAX = 64  # that are read
+MODULES_REMEMBERED = 256  # what was found in them, for all attempts of this process
 FIND_WAIT_S = 20.0
 
-# How much a place counts: a frame of a traceback at that line, the function around it, a function that a
-# failing test names, a method of a class that it names.
-AT_LINE, AT_FRAME, NAMED, IN_CLASS = 6.0, 1.0, 1.0, 0.3
+# How much a place counts: the very line of a frame of a traceback, the function around it; a function named
+# in the line where a test failed, or elsewhere in that test; one named in such a function, and so on, less by
+# each hop; and of a class that is named, its methods.
+AT_LINE, AT_FRAME = 4.0, 1.0
+NAMED_AT_LINE, NAMED_IN_TEST = 1.0, 0.4
+HOP, HOPS = 0.5, 3
+IN_CLASS = 0.3
+SHARPNESS = 2.0  # exponent of weights: above 1, the heavy ones go first more often
 # How likely an edit of a kind undoes a mistake, whatever its place.
 KINDS = {
     "arithmetic": 1.5,
@@ -48,10 +55,15 @@ KINDS = {
 NOT_REMOVED = 1.5  # a `not` that is there is likelier to be wrong than one that is not
 
 _BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _FAILED_UNITTEST = re.compile(r"^(?:FAIL|ERROR): (\w+) \(([\w.]+)\)", re.MULTILINE)
 _FAILED_PYTEST = re.compile(r"^(?:FAILED|ERROR) \S+?::(?:\w+::)*(\w+)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+# Attempts at one task, and tasks of one package, see the same modules again and again.
+_functions = lru_cache(MODULES_REMEMBERED)(faults.functions)
+_faults = lru_cache(MODULES_REMEMBERED)(faults.find)
 
 
 class Search:
@@ -174,36 +186,49 @@ class _Tree:
     def edits(self, output: str) -> list[_Edit]:
         """Edits of places that an output of the tests points at, each with its weight. Where it points at
         none, of all places."""
-        frames = [(path, int(line)) for path, line, _ in _FRAME.findall(output)]
-        names = self._names_in_tests(frames)
-        found = []
+        frames = [(path.removeprefix("./"), int(line)) for path, line in _FRAME.findall(output)]
+        names = self._reached(self._named_by_tests(frames))
+        pointed, all_places = [], []
         for path, source in self.modules.items():
-            lines = [line for file, line in frames if path.endswith(file.removeprefix("./"))]
+            lines = {line for file, line in frames if path.endswith(file)}
             weights = _weights(source, lines, names)
-            for fault in faults.find(source):
-                place = weights[fault.function] + (AT_LINE if fault.line in lines else 0.0)
-                if (weight := place * _likely(fault)) > 0:
-                    found.append(_Edit(path, fault, weight))
-        if found:
-            return found
-        return [
-            _Edit(path, fault, weight)
-            for path, source in self.modules.items()
-            for fault in faults.find(source)
-            if (weight := _likely(fault)) > 0
-        ]
+            for fault in _faults(source):
+                if (likely := _likely(fault)) > 0:
+                    all_places.append(_Edit(path, fault, likely))
+                    if (place := weights[fault.function] + AT_LINE * (fault.line in lines)) > 0:
+                        pointed.append(_Edit(path, fault, (place * likely) ** SHARPNESS))
+        return pointed or all_places
 
-    def _names_in_tests(self, frames: list[tuple[str, int]]) -> set[str]:
-        """Every name in the test functions that failed."""
-        names: set[str] = set()
+    def _named_by_tests(self, frames: list[tuple[str, int]]) -> dict[str, float]:
+        """Names in the tests that failed, and how much each counts."""
+        names: dict[str, float] = {}
         for path, source in self._tests.items():
-            spans = faults.functions(source).values()
-            for file, line in frames:
-                if path.endswith(file.removeprefix("./")):
-                    for first, last in spans:
-                        if first <= line <= last:
-                            names.update(_NAME.findall("\n".join(source.split("\n")[first - 1 : last])))
+            lines = {line for file, line in frames if path.endswith(file)}
+            text = source.split("\n")
+            for _, first, last in _functions(source):
+                if any(first <= line <= last for line in lines):
+                    _count(names, text[first - 1 : last], NAMED_IN_TEST)
+            for line in lines:
+                _count(names, text[line - 1 : line], NAMED_AT_LINE)
         return names
+
+    def _reached(self, names: dict[str, float]) -> dict[str, float]:
+        """The names, and those in the functions that they name, and so on."""
+        reached = dict(names)
+        for _ in range(HOPS):
+            before = dict(reached)
+            for source in self.modules.values():
+                weights, text = _weights(source, set(), before), source.split("\n")
+                for function, first, last in _functions(source):
+                    if weights[function]:
+                        _count(reached, text[first - 1 : last], HOP * weights[function])
+        return reached
+
+
+def _count(names: dict[str, float], lines: list[str], weight: float) -> None:
+    """Let every name in the lines count at least so much."""
+    for name in _NAME.findall("\n".join(lines)):
+        names[name] = max(names.get(name, 0.0), weight)
 
 
 def _is_test(path: str) -> bool:
@@ -218,12 +243,12 @@ def _likely(fault: Fault) -> float:
     return KINDS.get(fault.kind, 0.0)
 
 
-def _weights(source: str, lines: list[int], names: set[str]) -> defaultdict[str, float]:
+def _weights(source: str, lines: set[int], names: dict[str, float]) -> defaultdict[str, float]:
     """How much each function of a module counts."""
     weights: defaultdict[str, float] = defaultdict(float)
-    for function, (first, last) in faults.functions(source).items():
+    for function, first, last in _functions(source):
         *classes, own = function.split(".")
-        weights[function] += AT_FRAME * any(first <= line <= last for line in lines)
-        weights[function] += NAMED * (own in names)
-        weights[function] += IN_CLASS * any(name in names for name in classes)
+        in_class = IN_CLASS * max((names.get(name, 0.0) for name in classes), default=0.0)
+        at_frame = AT_FRAME * any(first <= line <= last for line in lines)
+        weights[function] = max(weights[function], max(names.get(own, 0.0), in_class) + at_frame)
     return weights

@@ -67,7 +67,8 @@ async def check(
             )
     for one in tasks:
         if one.image not in images:
-            found.append(Checked(name=one.name, problem=f"The yard has no image {one.image!r}."))
+            problem = f"The yard has no image {one.image!r}; it has {', '.join(sorted(images)) or 'none'}."
+            found.append(Checked(name=one.name, problem=problem))
         else:
             found.append(_judge(one, *(attempts[one.name, agent.name] for agent in agents)))
     return sorted(found, key=lambda checked: checked.name)

@@ -94,6 +94,16 @@ def survey(tree: Path, name: str) -> Package:
     )
 
 
+def describe(package: Package, version: str) -> None:
+    """Write the metadata that installing it would have left, if its modules ask for their own version."""
+    asked = (b"importlib.metadata", b"importlib import metadata", b"importlib_metadata", b"pkg_resources")
+    texts = [(package.tree / module).read_bytes() for module in package.modules]
+    if any(word in text for text in texts for word in asked):
+        place = package.tree / package.base / f"{package.name.replace('-', '_')}-{version}.dist-info"
+        place.mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {version}\n")
+
+
 def suites(package: Package) -> list[Suite]:
     """Ways in which the package's tests may run, the likeliest first; at least one."""
     start = _start(package)

@@ -11,11 +11,13 @@ import anyio
 from anyio import CancelScope
 
 from cloudyard.edge.backends.base import Files, InstanceFacts, Usage
-from cloudyard.edge.backends.container.site import Site
+from cloudyard.edge.backends.container.maker import limits_of
+from cloudyard.edge.backends.container.site import Site, refused
 from cloudyard.edge.host import cgroups
 from cloudyard.edge.host.files import RootFiles
 from cloudyard.edge.host.processes import Process, Watcher, ended_within
 from cloudyard.errors import SandboxUnavailable
+from cloudyard.model import SandboxSpec
 
 END_WAIT_S = 10.0  # from SIGKILL to the end of PID 1, which waits for all others
 
@@ -89,6 +91,13 @@ class ContainerInstance:
                 raise self._gone("Ending the processes")
             with CancelScope(shield=True):
                 await self._site.end_processes(self._watcher, but=self._process.pid)
+
+    def resize(self, spec: SandboxSpec) -> None:
+        """Give it the limits of a normalised spec. Raises CloudyardError."""
+        try:
+            self._site.group.limit(limits_of(spec))
+        except OSError as exc:
+            raise refused(exc, self._site.slot) from exc
 
     async def stop(self) -> None:
         with CancelScope(shield=True):

@@ -35,6 +35,11 @@ GO_BYTES_MAX = 65_536
 INFO_BYTES_MAX = 4096
 WORDS_BYTES_MAX = 2048  # of what bubblewrap said last
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL", "SYS_CHROOT")
+NESTING_CAPABILITIES = (
+    "SYS_ADMIN",  # namespaces and mounts
+    "SYS_RESOURCE",  # to forbid user namespaces to what runs in them
+    "SETPCAP",  # to give up the bounding set
+)
 GUEST_UID = 65_533  # of the sandbox's uids; its root can neither signal nor trace nor slow what has another
 
 
@@ -178,13 +183,15 @@ def launch(site: Site, limits: Limits, *, program: str, template: int, guest: in
     return Launcher(site, pid, control=ours, info=info, words=words)
 
 
-def bubblewrap(program: str, *, shm_bytes: int) -> list[str]:
+def bubblewrap(program: str, *, shm_bytes: int, nesting: bool) -> list[str]:
     """The command line that makes a sandbox of what the launcher has prepared.
 
-    Capabilities are the fewest with which package managers, su and sshd worked. /dev/shm has a size of its
-    own, for a tmpfs would else be half of the machine's memory.
+    Capabilities are the fewest with which package managers, su and sshd worked, and more where root inside is
+    to make namespaces of its own. /dev/shm has a size of its own, for a tmpfs would else be half of the
+    machine's memory.
     """
-    capabilities = [part for name in CAPABILITIES for part in ("--cap-add", f"CAP_{name}")]
+    names = (*CAPABILITIES, *NESTING_CAPABILITIES) if nesting else CAPABILITIES
+    capabilities = [part for name in names for part in ("--cap-add", f"CAP_{name}")]
     return [
         program,
         *("--userns", str(FD_USERNS), "--info-fd", str(FD_INFO), "--unshare-pid", "--as-pid-1"),

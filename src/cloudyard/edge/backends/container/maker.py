@@ -10,7 +10,7 @@ from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site, refused
 from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape
-from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, Limits
+from cloudyard.edge.host.cgroups import Limits
 from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
 from cloudyard.edge.probe import GuestSilent, prove
@@ -82,7 +82,8 @@ class Maker:
             raise
 
     async def _start(self, launcher: Launcher, shape: Shape) -> Raised:
-        argv = bubblewrap(str(self._options.bubblewrap), shm_bytes=self._options.shm_bytes)
+        options = self._options
+        argv = bubblewrap(str(options.bubblewrap), shm_bytes=options.shm_bytes, nesting=shape.nesting)
         try:
             with anyio.fail_after(START_WAIT_S):
                 process = self._watcher.watch(await launcher.go(shape.hostname, shape.layers, argv))
@@ -105,12 +106,12 @@ class Maker:
         launcher.close()
         return Raised(launcher.site, process, started)
 
-    def fit(self, raised: Raised, spec: SandboxSpec) -> None:
-        """Give a sandbox the limits of its spec, which is normalised. Raises CloudyardError."""
-        memory = parse_size(spec.memory, what="memory")
-        limits = Limits(memory_bytes=memory, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
+    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int) -> None:
+        """Give a sandbox the limits of its spec, which is normalised, and its share of a busy processor.
+        Raises CloudyardError."""
+        limits = limits_of(spec)
         try:
-            raised.site.group.set_weight(WEIGHT_DEFAULT)
+            raised.site.group.set_weight(weight)
             if limits != PARKED_LIMITS:
                 raised.site.group.limit(limits)
         except OSError as exc:
@@ -134,6 +135,12 @@ class Maker:
     def _launch(self, site: Site) -> Launcher:
         program = str(self._options.launcher)
         return launch(site, PARKED_LIMITS, program=program, template=self._template.fd, guest=self._guest)
+
+
+def limits_of(spec: SandboxSpec) -> Limits:
+    """What a sandbox of this spec, which is normalised, may use, with what is ours in it."""
+    memory = parse_size(spec.memory, what="memory")
+    return Limits(memory_bytes=memory, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
 
 
 async def _proved(site: Site, shape: Shape) -> None:

@@ -34,6 +34,8 @@ class Shape(NamedTuple):
     hostname: str
     probe: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
+    nesting: bool = False
+    """Its root may make namespaces of its own."""
 
 
 class Raised(NamedTuple):
