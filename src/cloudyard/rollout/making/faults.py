@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cloudyard.rollout.making.rules import Change, Put, changes
 from cloudyard.rollout.making.text import NotPython, Text, parse
 
+SOURCES_REMEMBERED = 64  # whose outermost statements are known, for one is edited many times
 _NO_CODE = ("annotation", "returns", "decorator_list", "type_comment", "type_params")
 
 
@@ -65,21 +68,31 @@ def apply(source: str, fault: Fault) -> str | None:
         The edited text; None where it would not mean what was meant (an operator that binds otherwise in its
         new place, say), or where the fault is of another source.
     """
+    around = [span for span in _statements(source) if span[0] <= fault.line <= span[1]]
+    if not around:
+        return None
+    before, last = around[0][0] - 1, around[0][1]
+    statement = "\n".join(source.split("\n")[before:last])  # all that can change; the rest may be long
+    moved = replace(fault, line=fault.line - before)
     try:
-        tree, text = parse(source), Text(source)
+        tree, text = parse(statement), Text(statement)
+        change = next((one for name, one in _changes(tree, text) if _fault(name, one) == moved), None)
+        if change is None:
+            return None
+        change.make()
+        meant = ast.dump(tree)
+        return edit(source, fault) if ast.dump(parse(edit(statement, moved))) == meant else None
     except NotPython:
         return None
-    for function, change in _changes(tree, text):
-        if _fault(function, change) == fault:
-            break
-    else:
-        return None
-    change.make()
-    edited = edit(source, fault)
+
+
+@lru_cache(SOURCES_REMEMBERED)
+def _statements(source: str) -> list[tuple[int, int]]:
+    """First and last line of every statement at the top of a module; none of a text that is no Python."""
     try:
-        return edited if ast.dump(parse(edited)) == ast.dump(tree) else None
+        return [(node.lineno, node.end_lineno or node.lineno) for node in parse(source).body]
     except NotPython:
-        return None
+        return []
 
 
 def edit(source: str, fault: Fault) -> str:

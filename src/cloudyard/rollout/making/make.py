@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +30,7 @@ from cloudyard.sdk.tasks import plain_task_group
 COUNT_MAX = 1000
 TRIALS_AT_ONCE = 8  # sandboxes
 FAULTS_PER_FUNCTION = 8  # tried before a function is given up
+LOOKED_UP_PER_FUNCTION = 2 * FAULTS_PER_FUNCTION  # in the image, which may hold the lines of some
 LINE_CHARS_MIN = 10  # a shorter line says nothing by being elsewhere
 
 
@@ -241,22 +243,21 @@ class _Maker:
         everything = b"\0".join(
             path.read_bytes() for path in sorted(self._package.tree.rglob("*")) if path.is_file()
         )
-        found = [
-            candidate
-            for file in self._package.modules
-            for candidate in self._of_module(file)
-            if everything.count(candidate.original.encode()) == 1
-        ]
-        lines = sorted({candidate.original for candidate in found})
+        once = lru_cache(None)(lambda line: everything.count(line.encode()) == 1)
+        found: dict[str, list[_Candidate]] = {}
+        of_all = [one for file in self._package.modules for one in self._of_module(file)]
+        for candidate in sorted(of_all, key=lambda candidate: candidate.rank):
+            enough = len(found.get(candidate.function, ())) >= LOOKED_UP_PER_FUNCTION
+            if not enough and once(candidate.original):
+                found.setdefault(candidate.function, []).append(candidate)
+        lines = sorted({candidate.original for of_function in found.values() for candidate in of_function})
         elsewhere = set(await trial.lines_in_image(self._yard, self._order.image, lines))
-        by_function: dict[str, list[_Candidate]] = {}
-        for candidate in sorted(found, key=lambda candidate: candidate.rank):
-            of_function = by_function.setdefault(candidate.function, [])
-            if candidate.original in elsewhere:
-                self._refused["the line stands in the image too"] += 1
-            elif len(of_function) < FAULTS_PER_FUNCTION:
-                of_function.append(candidate)
-        return {function: candidates for function, candidates in by_function.items() if candidates}
+        self._refused["the line stands in the image too"] += len(elsewhere)
+        left = {
+            function: [one for one in of_function if one.original not in elsewhere][:FAULTS_PER_FUNCTION]
+            for function, of_function in found.items()
+        }
+        return {function: candidates for function, candidates in left.items() if candidates}
 
     def _of_module(self, file: str) -> list[_Candidate]:
         try:
@@ -326,7 +327,7 @@ class _Maker:
         return sha256("\0".join(map(str, words)).encode()).digest()
 
     def _too_few(self, kept: int) -> None:
-        reasons = "; ".join(f"{count}: {reason}" for reason, count in self._refused.most_common())
+        reasons = "; ".join(f"{count}: {reason}" for reason, count in self._refused.most_common() if count)
         raise LimitExceeded(
             f"Only {kept} of {self._order.count} tasks can be made of {self._title}, one for each function "
             f"with a fault that its tests notice. Of the other faults: {reasons or 'there are none'}.",
