@@ -100,7 +100,11 @@ class Worker:
         return self._ready and not self.spoiled
 
     def fit(self, memory: int) -> None:
-        """Let the next program use so much memory, in bytes. Raises SandboxUnavailable: it is spoiled then."""
+        """Let the next program use so much memory, in bytes.
+
+        Raises:
+            SandboxUnavailable: the kernel refused; it is spoiled then.
+        """
         if memory == self._memory:
             return
         assert isinstance(self.instance, Resizable), "workers are made by backends that can do this"
