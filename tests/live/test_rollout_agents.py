@@ -43,6 +43,18 @@ class Lingers:
             self.refused = str(error)
 
 
+class Patient:
+    """Gives itself short times, again and again, as an agent that polls does."""
+
+    name = "patient"
+
+    async def run(self, box: Box, context: Context) -> None:
+        for _ in range(2 * acting.CANCELS_MAX):
+            with anyio.move_on_after(0.001):
+                await anyio.sleep_forever()
+        await box.run(f"touch {GOAL}")
+
+
 async def attempts_of(
     yard: TestYard, agents: list[Agent], where: Path, **options: float
 ) -> dict[str, Attempt]:
@@ -95,6 +107,7 @@ async def test_an_agent_that_breaks_is_told_in_a_sentence_and_what_it_left_is_ju
         stubborn,
         Shell("sleeps", "sleep 1000", timeout_s=None),
         Shell("solves", f"touch {GOAL}"),
+        Patient(),
     ]
     ended = await attempts_of(yard, broken, tmp_path, agent_s=2)
     stubborn.enough = True
@@ -108,8 +121,9 @@ async def test_an_agent_that_breaks_is_told_in_a_sentence_and_what_it_left_is_ju
         "stubborn": "The agent ran out of its 2 s.",
         "sleeps": "The agent ran out of its 2 s.",
         "solves": "",
+        "patient": "",
     }
-    assert {name for name, attempt in ended.items() if attempt.reward == 1.0} == {"solves"}
+    assert {name for name, attempt in ended.items() if attempt.reward == 1.0} == {"solves", "patient"}
     assert {attempt.error for attempt in ended.values()} == {""}
     assert {attempt.status for attempt in ended.values()} == {"scored"}
 

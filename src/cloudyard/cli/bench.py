@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from cloudyard.cli.benchmarks.floors import BubblewrapFloor
-from cloudyard.cli.benchmarks.measures import MEASURES, QUICK, Bench, Plan, measure
+from cloudyard.cli.benchmarks.measures import GROUPS, MEASURES, measure
 from cloudyard.cli.benchmarks.report import Metric, Report
+from cloudyard.cli.benchmarks.samples import QUICK, Bench, Plan
 from cloudyard.cli.benchmarks.yard import own_yard
 from cloudyard.cli.images import local_depot
 from cloudyard.cli.yard import refuse_lacks
@@ -35,7 +36,9 @@ IMAGE_DEFAULT = "debian"
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare what `bench` takes."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--only", choices=sorted(MEASURES), metavar="NAME", default="", help="one metric")
+    parser.add_argument(
+        "--only", choices=sorted({*MEASURES, *GROUPS}), metavar="NAME", default="", help="one metric"
+    )
     parser.add_argument(
         "--seconds",
         type=float,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, coroutine
 from typing import Any
@@ -56,13 +56,28 @@ async def act(agent: Agent, box: Box, context: Context, *, within_s: float) -> s
     """
     error = ""
     kept = len(let_go)
+    ended = anyio.Event()
+    given_up = False
+
+    async def watch() -> None:
+        nonlocal given_up
+        try:
+            await anyio.sleep_forever()
+        finally:
+            given_up = True
 
     async def host() -> None:
+        try:
+            await limited()
+        finally:
+            ended.set()
+
+    async def limited() -> None:
         nonlocal error
         limit = anyio.CancelScope(deadline=anyio.current_time() + within_s)
         try:
             with limit:
-                await _driven(_call(agent, box, context))
+                await _driven(_call(agent, box, context), lambda: given_up or limit.cancel_called)
         except KeyboardInterrupt:
             raise
         except BaseException as raised:  # noqa: BLE001 - an agent raises what it likes
@@ -76,7 +91,10 @@ async def act(agent: Agent, box: Box, context: Context, *, within_s: float) -> s
 
     try:
         async with plain_task_group() as tasks:
+            tasks.start_soon(watch)
             tasks.start_soon(host)
+            await ended.wait()
+            tasks.cancel_scope.cancel()
     except RuntimeError:
         if not error or len(let_go) == kept:
             raise
@@ -109,8 +127,9 @@ async def _call(agent: Agent, box: Box, context: Context) -> None:
 
 
 @coroutine
-def _driven(work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
-    """Drive a coroutine, as `await` would, but give it up when it has caught CANCELS_MAX cancellations."""
+def _driven(work: Coroutine[Any, Any, None], over: Callable[[], bool]) -> Generator[Any, Any, None]:
+    """Drive a coroutine, as `await` would, but give it up when it has caught CANCELS_MAX cancellations since
+    its time was `over`: those of its own scopes are its own affair."""
     caught = 0
     send, value = work.send, None
     while True:
@@ -124,7 +143,7 @@ def _driven(work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
             work.close()
             raise
         except BaseException as error:  # noqa: BLE001 - passed on, into the coroutine
-            caught += 1
+            caught += over()
             if caught > CANCELS_MAX:
                 let_go.append(work)
                 raise _LetGo from None

@@ -10,66 +10,28 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import anyio
 
-from cloudyard.cli.benchmarks.floors import TRUE, BubblewrapFloor, subprocess_s
+from cloudyard.cli.benchmarks.floors import TRUE, subprocess_s
 from cloudyard.cli.benchmarks.report import Metric, timed
+from cloudyard.cli.benchmarks.rollouts import call_ms, mixed, rollouts_per_s
+from cloudyard.cli.benchmarks.samples import CLIENTS, GONE_MAX_S, MEMORY, Bench, creates_s, stop_all
 from cloudyard.errors import CloudyardError
 from cloudyard.sdk.client import Yard
 from cloudyard.sdk.sandbox import Sandbox
 from cloudyard.sdk.tasks import plain_task_group
 
-BETWEEN_CREATES_S = 0.05  # an edge makes up for a sandbox that was taken 30 ms later
 SETTLE_MAX_S = 20.0
 SETTLE_STEP_S = 0.5
 SETTLED_MB = 1.0  # memory is settled when it moves less than this in a step, three times in a row
 MEMORY_BACK_MAX_S = 60.0
 MEMORY_BACK_PART = 0.95  # of what the sandboxes held
-GONE_MAX_S = 60.0
-CLIENTS = 16  # tasks that create and stop at once
 IN_FLIGHT = 1000
 IN_FLIGHT_BOXES = 40  # a sandbox holds at most 256 commands
-MEMORY = "64MiB"  # limit of each sandbox; they use a fraction
 IDLE_CPU = 0.1  # cores promised to one of many that idle: a yard of few cores still takes them all
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is measured."""
-
-    seconds: float = 60.0
-    samples: int = 200
-    alive: int = 1000
-    pool_turns: int = 640
-    """Sandboxes created before a rate is counted: ten times the pool."""
-    calls: int = 5000
-    """Commands run with IN_FLIGHT of them under way."""
-
-
-QUICK = Plan(seconds=5.0, samples=30, alive=50, pool_turns=64, calls=1000)
-
-
-@dataclass
-class Bench:
-    """What every measurement needs."""
-
-    yard: Yard
-    http_yard: Yard
-    image: str
-    plan: Plan
-    floor: BubblewrapFloor | None
-    """None where this machine cannot run it: no root, or no bubblewrap."""
-    tell: Callable[[str, float], None]
-    """Told what is being measured and how much of it is done (0 to 1)."""
-    notes: dict[str, str] = field(default_factory=dict)
-
-    async def create(self, cpu: float = 1.0) -> Sandbox:
-        """A sandbox like all others of this run."""
-        return await self.yard.create(self.image, cpu=cpu, memory=MEMORY, pids=64)
 
 
 async def exec_ms(bench: Bench) -> list[Metric]:
@@ -85,7 +47,7 @@ async def exec_http_ms(bench: Bench) -> list[Metric]:
 async def create_to_first_exec_ms(bench: Bench) -> list[Metric]:
     """From asking for a sandbox to the result of its first command, in an empty yard that is
     otherwise idle."""
-    samples, floors = await _creates(bench, "create_to_first_exec_ms", bench.plan.samples // 2)
+    samples, floors = await creates_s(bench, "create_to_first_exec_ms", bench.plan.samples // 2)
     note = "" if floors else "the floor needs root and bubblewrap on this machine"
     return [timed("create_to_first_exec_ms", samples, floors, note=note)]
 
@@ -116,7 +78,7 @@ async def exec_in_flight(bench: Bench) -> list[Metric]:
                 tasks.start_soon(caller, number)
         took = time.perf_counter() - started
     finally:
-        await _stop_all(bench, boxes)
+        await stop_all(bench, boxes)
     note = f"{IN_FLIGHT} in flight, {done} done, {failed} failed"
     if reason := bench.notes.get("exec_in_flight"):
         note += f": {reason}"
@@ -162,7 +124,7 @@ async def creates_per_s(bench: Bench) -> list[Metric]:
 async def density(bench: Bench) -> list[Metric]:
     """Many idle sandboxes: memory of each, creating beside them, and how fast all are gone."""
     alive = bench.plan.alive
-    empty, _ = await _creates(bench, "create at 0 alive", bench.plan.samples // 4, floor=False)
+    empty, _ = await creates_s(bench, "create at 0 alive", bench.plan.samples // 4, floor=False)
     before = await settled_mb()
     boxes: list[Sandbox] = []
     metrics: list[Metric] = []
@@ -170,7 +132,7 @@ async def density(bench: Bench) -> list[Metric]:
         await _fill(bench, boxes, alive)
         held = before - await settled_mb()
         metrics.append(_idle(held, len(boxes)))
-        full, _ = await _creates(bench, f"create at {alive} alive", bench.plan.samples // 4, floor=False)
+        full, _ = await creates_s(bench, f"create at {alive} alive", bench.plan.samples // 4, floor=False)
         ratio = median(full) / median(empty)
         note = (
             f"p50 {median(full) * 1000:.1f} ms at {len(boxes)} alive, {median(empty) * 1000:.1f} ms at none"
@@ -179,7 +141,7 @@ async def density(bench: Bench) -> list[Metric]:
     finally:
         started = time.perf_counter()
         bench.tell("stopping all", 0.0)
-        await _stop_all(bench, boxes)
+        await stop_all(bench, boxes)
         with anyio.move_on_after(GONE_MAX_S):
             ours = {box.id for box in boxes}
             while any(info.id in ours for info in await bench.yard.list()):  # noqa: ASYNC110 (nothing tells us)
@@ -197,20 +159,27 @@ MEASURES: dict[str, Callable[[Bench], Awaitable[list[Metric]]]] = {
     "exec_ms": exec_ms,
     "exec_http_ms": exec_http_ms,
     "exec_in_flight": exec_in_flight,
+    "call_ms": call_ms,
     "creates_per_s": creates_per_s,
     "idle_sandbox_mb": density,
     "create_at_1000_ratio": density,
     "gone_s": density,
     "memory_back_s": density,
+    "mixed_exec_ratio": mixed,
+    "mixed_create_ratio": mixed,
+    "mixed_call_ratio": mixed,
+    "rollouts_per_s": rollouts_per_s,
 }
+GROUPS = {"mixed": ("mixed_exec_ratio", "mixed_create_ratio", "mixed_call_ratio")}
 
 
 async def measure(bench: Bench, only: str = "") -> list[Metric]:
-    """Run every measurement, or the one that gives the metric named. Each runs once, however many it
-    gives."""
+    """Run every measurement, or those that give the metric or the group named. Each runs once, however many
+    it gives."""
+    names = GROUPS.get(only, (only,)) if only else tuple(MEASURES)
     metrics: list[Metric] = []
-    for act in dict.fromkeys([MEASURES[only]] if only else MEASURES.values()):
-        metrics += [metric for metric in await act(bench) if only in ("", metric.name)]
+    for act in dict.fromkeys(MEASURES[name] for name in names):
+        metrics += [metric for metric in await act(bench) if metric.name in names]
     return metrics
 
 
@@ -245,28 +214,8 @@ async def _exec(bench: Bench, name: str, yard: Yard) -> Metric:
             samples.append(time.perf_counter() - started)
             bench.tell(name, number / bench.plan.samples)
     finally:
-        await _stop_all(bench, [box])
+        await stop_all(bench, [box])
     return timed(name, samples[5:], floors[5:])  # the first ones warm caches and connections up
-
-
-async def _creates(
-    bench: Bench, name: str, count: int, *, floor: bool = True
-) -> tuple[list[float], list[float]]:
-    """Seconds from create to the end of the first command, and those of the floor in between."""
-    samples, floors = [], []
-    for number in range(count + 2):
-        await anyio.sleep(BETWEEN_CREATES_S)  # what the sample before set off is over
-        if floor and bench.floor is not None:
-            floors.append(bench.floor.seconds())
-        started = time.perf_counter()
-        box = await bench.create()
-        try:
-            await box.run([TRUE])
-            samples.append(time.perf_counter() - started)
-        finally:
-            await _stop_all(bench, [box])
-        bench.tell(name, number / count)
-    return samples[2:], floors[2:]
 
 
 async def _fill(bench: Bench, boxes: list[Sandbox], count: int) -> None:
@@ -314,20 +263,3 @@ async def _memory_back(
 def _unmeasured(held: float) -> str:
     """Why memory could not be measured: other programs ended meanwhile, so the difference says nothing."""
     return f"not to be told, {-held:.0f} MB came free elsewhere on this machine"
-
-
-async def _stop_all(bench: Bench, boxes: list[Sandbox]) -> None:
-    """Stop sandboxes, also when the measurement was cancelled."""
-    slots = anyio.Semaphore(4 * CLIENTS)
-
-    async def one(box: Sandbox) -> None:
-        async with slots:
-            try:
-                await box.stop()
-            except CloudyardError as error:
-                bench.notes.setdefault("stop", str(error))
-
-    with anyio.move_on_after(GONE_MAX_S, shield=True):
-        async with plain_task_group() as tasks:
-            for box in boxes:
-                tasks.start_soon(one, box)

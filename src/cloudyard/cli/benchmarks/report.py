@@ -9,24 +9,26 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
+UNITS = {"ratio": "x", "p50": " (p50)", "value": ""}
+
 
 class Goal(Struct, frozen=True):
-    """What a figure is held to: a ratio to its floor, or a value, at most or at least."""
+    """What a figure is held to: a ratio to its floor, a median or a value, at most or at least."""
 
     of: str
-    """`ratio` or `value`."""
+    """`ratio`, `value` or `p50`."""
     bound: float
     at_least: bool = False
 
     def holds(self, metric: Metric) -> bool | None:
         """Whether the figure meets it; None when it was not measured."""
-        figure = metric.ratio if self.of == "ratio" else metric.value
+        figure: float | None = getattr(metric, self.of)
         if figure is None:
             return None
         return figure >= self.bound if self.at_least else figure <= self.bound
 
     def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.bound:g}{'x' if self.of == 'ratio' else ''}"
+        return f"{'≥' if self.at_least else '≤'} {self.bound:g}{UNITS[self.of]}"
 
 
 GOALS = {
@@ -38,6 +40,10 @@ GOALS = {
     "create_at_1000_ratio": Goal("value", 1.5),
     "gone_s": Goal("value", 10.0),
     "memory_back_s": Goal("value", 30.0),
+    "call_ms": Goal("p50", 5.0),
+    "mixed_exec_ratio": Goal("value", 3.0),
+    "mixed_create_ratio": Goal("value", 3.0),
+    "mixed_call_ratio": Goal("value", 3.0),
 }
 
 

@@ -30,7 +30,7 @@ from cloudyard.edge.backends.container.site import SOCKET_PATH_MAX, Site
 from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
-from cloudyard.edge.host.cgroups import open_cgroups
+from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, open_cgroups
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
@@ -39,6 +39,7 @@ from cloudyard.model import Image, SandboxId, SandboxSpec
 
 __all__ = ["ContainerBackend", "ContainerOptions"]
 
+NESTING_WEIGHT = 3000  # of the processor: short work that somebody waits for, beside much that takes long
 PIDS_PER_SANDBOX = 8  # of kernel.pid_max, for `capacity`
 DESCRIPTORS_PER_SANDBOX = 4  # of the edge's own limit, for `capacity`
 
@@ -76,7 +77,7 @@ class ContainerBackend:
         # Past the stock: few are made, and none may take the place of one that a user is about to ask for.
         shape = (await self._shape(spec, image))._replace(nesting=True)
         raised = await self._maker.start(await self._pool.take(), shape)
-        return await self._fitted(raised, sandbox, spec)
+        return await self._fitted(raised, sandbox, spec, weight=NESTING_WEIGHT)
 
     async def _shape(self, spec: SandboxSpec, image: Image) -> Shape:
         if not 0 < len(image.layers) <= LAYERS_MAX:
@@ -95,9 +96,11 @@ class ContainerBackend:
             env=tuple(config.env.items()),
         )
 
-    async def _fitted(self, raised: Raised, sandbox: SandboxId, spec: SandboxSpec) -> Instance:
+    async def _fitted(
+        self, raised: Raised, sandbox: SandboxId, spec: SandboxSpec, *, weight: int = WEIGHT_DEFAULT
+    ) -> Instance:
         try:
-            self._maker.fit(raised, spec)
+            self._maker.fit(raised, spec, weight=weight)
         except BaseException:
             await self._maker.drop(raised)
             raise

@@ -10,7 +10,7 @@ from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site, refused
 from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape
-from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, Limits
+from cloudyard.edge.host.cgroups import Limits
 from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
 from cloudyard.edge.probe import GuestSilent, prove
@@ -106,11 +106,12 @@ class Maker:
         launcher.close()
         return Raised(launcher.site, process, started)
 
-    def fit(self, raised: Raised, spec: SandboxSpec) -> None:
-        """Give a sandbox the limits of its spec, which is normalised. Raises CloudyardError."""
+    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int) -> None:
+        """Give a sandbox the limits of its spec, which is normalised, and its share of a busy processor.
+        Raises CloudyardError."""
         limits = limits_of(spec)
         try:
-            raised.site.group.set_weight(WEIGHT_DEFAULT)
+            raised.site.group.set_weight(weight)
             if limits != PARKED_LIMITS:
                 raised.site.group.limit(limits)
         except OSError as exc:

@@ -26,7 +26,7 @@ from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable
 EMPTY_WAIT_S = 15.0  # from SIGKILL to the end of the last process
 DISK_WAIT_S = 5.0  # a stop waits so long for its disk to be removed; the rest goes on behind it
 LISTEN_BACKLOG = 16
-RAISING_WEIGHT = 1000  # of the processor: somebody waits for it, and it takes a few ms
+RAISING_WEIGHT = 5000  # of the processor: somebody waits for it, and it takes a few ms
 SOCKET_PATH_MAX = 107  # bytes, the kernel's
 
 
