@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from cloudyard.edge.backends.base import Backend, InstanceFacts
+from cloudyard.edge.backends.base import Backend, InstanceFacts, Resizable
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots, live_slots
 from cloudyard.errors import Conflict, InvalidRequest, LimitExceeded, SandboxUnavailable, Unsupported
@@ -254,3 +255,35 @@ async def test_every_user_of_a_sandbox_may_enter_its_root_whatever_our_umask(
             await instance.stop()
     finally:
         os.umask(before)
+
+
+async def test_only_root_of_a_nesting_sandbox_can_make_namespaces(
+    options: ContainerOptions, depot: Path
+) -> None:
+    image = Depot(depot).image("debian")
+    async with maker(options, depot)() as backend:
+        plain = await backend.create(new_id(), SPEC, image)
+        nesting = await backend.create_nesting(new_id(), SPEC, image)
+        try:
+            command = ("/usr/bin/unshare", "--mount", "--pid", "--ipc", "--fork", "/bin/true")
+            assert (await run(nesting, *command)).exit_code == 0
+            assert (await run(plain, *command)).exit_code != 0
+        finally:
+            await plain.stop()
+            await nesting.stop()
+
+
+async def test_a_sandbox_is_given_other_limits_while_it_runs(options: ContainerOptions, depot: Path) -> None:
+    image = Depot(depot).image("debian")
+    fill = ("/usr/bin/python3", "-c", "bytearray(100 * 2**20)")
+    async with maker(options, depot)() as backend:
+        instance = await backend.create(new_id(), SPEC, image)
+        try:
+            assert isinstance(instance, Resizable)
+            assert (await run(instance, *fill)).exit_code == 0
+            instance.resize(replace(SPEC, memory=64 * MIB))
+            assert (await run(instance, *fill)).signal == signal.SIGKILL
+            instance.resize(SPEC)
+            assert (await run(instance, *fill)).exit_code == 0
+        finally:
+            await instance.stop()

@@ -83,6 +83,7 @@ def test_the_name_is_that_of_the_directory_if_none_is_given(tmp_path: Path) -> N
         (PLAIN + "[verifier]\ntimeout_sec = inf\n", "verifier.timeout_sec to inf"),
         (PLAIN + "[[steps]]\nname = 'one'\n", "steps"),
         (PLAIN + "[metadata.cloudyard]\nreward_range = [1.0, 0.0]\n", "reward_range"),
+        (PLAIN + "[metadata.cloudyard]\nabsent = ['']\n", "absent"),
         (PLAIN + "[metadata]\ncloudyard = 3\n", "cannot be understood"),
     ],
 )

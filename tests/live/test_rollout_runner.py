@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 import support
-from cloudyard.errors import Conflict, InvalidRequest
+from cloudyard.errors import Conflict, InvalidRequest, LimitExceeded
 from cloudyard.rollout import agents, journal, runner
 from cloudyard.rollout.attempt import RUN_LABEL
 from cloudyard.rollout.records import Attempt
@@ -147,6 +147,12 @@ async def test_rewards_that_are_none_are_a_sentence_each_and_are_not_tried_again
 
 async def test_a_task_that_gives_itself_away_is_not_tried(yard: TestYard, tmp_path: Path) -> None:
     assert yard.up().returncode == 0
+    toml = (
+        f'[environment]\ndocker_image = "{IMAGE}"\nworkdir = "/"\n[metadata.cloudyard]\nabsent = ["hidden"]\n'
+    )
+    at_root = make_task(tmp_path / "tasks" / "at-root", toml=toml)
+    (at_root / "environment").mkdir()
+    (at_root / "environment" / "note").write_text("it is hidden here")
     for name, text in {"content": "return a + b", "name": "fault-17", "clean": "return a"}.items():
         toml = f'[environment]\ndocker_image = "{IMAGE}"\n[metadata.cloudyard]\n' + (
             'absent = ["return a + b", "fault-17"]\n'
@@ -160,9 +166,9 @@ async def test_a_task_that_gives_itself_away_is_not_tried(yard: TestYard, tmp_pa
         await runner.run(client, tasks, [ORACLE], out=tmp_path / "out", attempts=1)
     ended = {key.task: attempt for key, attempt in journal.read(tmp_path / "out").ended.items()}
     assert (ended["clean"].status, ended["clean"].reward) == ("scored", 1.0)
-    for name, file in {"content": "code.py", "name": "fault-17.txt"}.items():
+    for name, file in {"content": "sub/code.py", "name": "sub/fault-17.txt", "at-root": "/note"}.items():
         assert ended[name].status == "unscored"
-        assert f"sub/{file}" in ended[name].error
+        assert file in ended[name].error
         assert all(a.phase == "setup" for a in journal.actions(tmp_path / "out", f"{name}/oracle/0", try_=0))
 
 
@@ -312,6 +318,29 @@ async def test_more_at_once_than_the_yard_has_room_for_wait_for_room(yard: TestY
     async with yard.connect() as client:
         summary = await runner.run(client, [task], [NOP], out=tmp_path / "out", attempts=6, concurrency=6)
     assert (summary.total.scored, summary.total.void) == (6, 0), summary.total.errors
+
+
+async def test_a_full_disk_stops_the_run_in_a_sentence_and_room_lets_it_go_on(
+    yard: TestYard, tmp_path: Path
+) -> None:
+    assert yard.up().returncode == 0
+    task = load(make_task(tmp_path / "t"))
+    out = tmp_path / "out"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(out)]
+    subprocess.run(mount, check=True)
+    try:
+        async with yard.connect() as client:
+            with pytest.raises(LimitExceeded, match="no space left"):
+                await runner.run(client, [task], [NOP], out=out, attempts=40, concurrency=2)
+            assert await client.list() == []
+            before = len(journal.read(out).ended)
+            subprocess.run(["mount", "-o", "remount,size=4m", str(out)], check=True)
+            summary = await runner.run(client, [task], [NOP], out=out, attempts=40, concurrency=2)
+        assert 0 < before < 40
+        assert (summary.total.scored, summary.total.void) == (40, 0)
+    finally:
+        subprocess.run(["umount", str(out)], check=True)
 
 
 async def test_a_cancelled_run_stops_its_sandboxes(yard: TestYard, tmp_path: Path) -> None:

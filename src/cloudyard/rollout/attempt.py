@@ -29,6 +29,7 @@ from cloudyard.sdk.sandbox import Sandbox
 RUN_LABEL = "cloudyard.run"
 ATTEMPT_LABEL = "cloudyard.attempt"
 STOP_WITHIN_S = 30.0
+_OF_THE_SANDBOX = ("link_failed",)  # a link of the tests, which the sandbox's own ln makes
 NO_ROOM_PATIENCE_S = 60.0  # while no other attempt of this run holds a sandbox that it will give back
 NO_ROOM_PAUSE_FIRST_S, NO_ROOM_PAUSE_MAX_S = 0.2, 5.0
 
@@ -118,6 +119,7 @@ class Trial:
                 return reward
         finally:
             await self._stop(sandbox)
+            self._leases.tell_room()
             self._sandbox_s = anyio.current_time() - since
 
     async def _create(self) -> Sandbox:
@@ -143,15 +145,16 @@ class Trial:
             except CloudyardError as error:
                 raise _Failed("void", str(error)) from error
             waited_s = 0.0 if self._leases.held else waited_s + pause_s
-            await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, NO_ROOM_PAUSE_MAX_S)
+            told = await self._leases.wait_for_room(within_s=pause_s)
+            # The placer may hear of the room a moment later than we do.
+            pause_s = NO_ROOM_PAUSE_FIRST_S if told else min(2 * pause_s, NO_ROOM_PAUSE_MAX_S)
 
     async def _prepare(self, sandbox: Sandbox) -> str:
         task = self._plan.task
         box = Box(sandbox, self._log, phase="setup", cwd="", user="0")  # where the image has it
         try:
             with anyio.fail_after(task.start_timeout_s):
-                return (await prepare(box, task)).workdir
+                return await prepare(box, task)
         except CloudyardError as error:
             raise self._failure(error) from error
         except TimeoutError as error:
@@ -176,7 +179,7 @@ class Trial:
     def _failure(self, error: CloudyardError) -> _Failed:
         """Whose doing an error is that ends the try. Before and after the agent, what is not ours is the
         doing of the task or of what the agent left."""
-        ours = (
+        ours = error.code not in _OF_THE_SANDBOX and (
             error.fault == "infra"
             or isinstance(error, YardUnavailable)
             or error.code == "sandbox_not_found"

@@ -23,6 +23,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._since: dict[Sandbox, float] = {}
+        self._room = anyio.Event()
 
     @property
     def held(self) -> int:
@@ -37,6 +38,18 @@ class Leases:
             yield
         finally:
             del self._since[sandbox]
+
+    def tell_room(self) -> None:
+        """A sandbox was stopped: who waits for room may try again."""
+        self._room.set()
+        self._room = anyio.Event()
+
+    async def wait_for_room(self, *, within_s: float) -> bool:
+        """Return when a sandbox of the run was stopped, or after `within_s`; whether it was the former."""
+        with anyio.move_on_after(within_s):
+            await self._room.wait()
+            return True
+        return False
 
     async def renew(self) -> None:
         """Renew all leases until cancelled. A sandbox that is gone is its user's to notice."""

@@ -6,16 +6,14 @@ cannot: see `verify`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import anyio
-from msgspec import Struct
 
 from cloudyard.errors import InvalidRequest
 from cloudyard.rollout.box import Box
 from cloudyard.rollout.bundle import bring
 from cloudyard.rollout.harbor import Healthcheck
 from cloudyard.rollout.task import Task
+from cloudyard.sdk.process import Completed
 
 PREPARE_COMMAND_S = 60.0
 SEARCH_S = 60.0
@@ -26,29 +24,24 @@ _PREPARE = """
 if [ -n "$1" ]; then mkdir -p -- "$1" && cd -- "$1" || exit; fi
 pwd
 """
-# Prints where one of the texts stands: in a file's content, in a path, in the environment. $1: the working
-# directory; the rest are `-e TEXT` for grep. Exit code 1 of grep says that there is none.
+# Prints where one of the texts stands: in a file's content, in a path, in the environment. $1: the texts, one
+# on a line; the rest are places.
 _SEARCH = """
-places=
-for place in "$1" /tmp /var/tmp /dev/shm /root /home /opt /srv /mnt /run /logs /tests /solution; do
-    [ -e "$place" ] && places="$places $place"
-done
+texts="$1"
 shift
-grep -rlaFs "$@" -- $places
-find $places 2>/dev/null | grep -F "$@"
-env | grep -F "$@"
+set -- "$@" /tmp /var/tmp /dev/shm /root /home /opt /srv /mnt /run /logs /tests /solution
+grep -rlaFs -e "$texts" -- "$@"
+find "$@" 2>/dev/null | grep -F -e "$texts"
+env | grep -F -e "$texts"
 exit 0
 """
 
 
-class Prepared(Struct, frozen=True):
-    """Where the agent and the tests start."""
-
-    workdir: str
-
-
-async def prepare(box: Box, task: Task) -> Prepared:
+async def prepare(box: Box, task: Task) -> str:
     """Make the log directories, bring environment/ and wait for the sandbox to be healthy.
+
+    Returns:
+        The working directory.
 
     Raises:
         InvalidRequest: the task cannot be set up in this image, or is broken.
@@ -57,15 +50,14 @@ async def prepare(box: Box, task: Task) -> Prepared:
     done = await box.run(["/bin/sh", "-c", _PREPARE, "sh", task.workdir], timeout_s=PREPARE_COMMAND_S)
     workdir = done.text.rstrip("\n")
     if not done.ok or not workdir.startswith("/"):
-        reason = done.error or done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
-        raise InvalidRequest(f"The sandbox could not be set up: {reason}.", code="setup_failed")
+        raise InvalidRequest(f"The sandbox could not be set up: {_reason(done)}.", code="setup_failed")
     if (environment := task.environment) is not None:
         await bring(box, environment, workdir, digest=task.digest)
     if task.healthcheck is not None:
         await _wait_healthy(box, task.healthcheck, workdir)
     if task.absent:
-        await _check_absent(box, task.absent, workdir)
-    return Prepared(workdir)
+        await _check_absent(box, task, workdir)
+    return workdir
 
 
 async def _wait_healthy(box: Box, check: Healthcheck, workdir: str) -> None:
@@ -88,20 +80,27 @@ async def _wait_healthy(box: Box, check: Healthcheck, workdir: str) -> None:
         await anyio.sleep(check.start_interval_sec if starting else check.interval_sec)
 
 
-async def _check_absent(box: Box, texts: Sequence[str], workdir: str) -> None:
-    """Search what the task put into the sandbox for texts that would give its solution away.
+async def _check_absent(box: Box, task: Task, workdir: str) -> None:
+    """Search what the task put into the sandbox, and where people keep things, for texts that would give its
+    solution away.
 
     Raises:
         InvalidRequest: one of them is there.
     """
-    patterns = [word for text in texts for word in ("-e", text)]
-    done = await box.run(["/bin/sh", "-c", _SEARCH, "sh", workdir, *patterns], cwd="/", timeout_s=SEARCH_S)
+    places = [workdir]
+    if workdir == "/":  # the image is not the task's
+        places = [f"/{entry.name}" for entry in task.environment.iterdir()] if task.environment else []
+    search = ["/bin/sh", "-c", _SEARCH, "sh", "\n".join(task.absent), *places]
+    done = await box.run(search, cwd="/", timeout_s=SEARCH_S)
     if not done.ok:
-        reason = done.error or done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
-        raise InvalidRequest(f"The sandbox could not be searched: {reason}.", code="setup_failed")
+        raise InvalidRequest(f"The sandbox could not be searched: {_reason(done)}.", code="setup_failed")
     if found := done.text.splitlines():
         raise InvalidRequest(
             f"The task is broken: {found[0][:200]} in the sandbox gives away what the agent must find.",
             code="task_given_away",
             hint="Make the task anew; [metadata.cloudyard] absent in task.toml lists what was searched for.",
         )
+
+
+def _reason(done: Completed) -> str:
+    return done.error or done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"

@@ -122,6 +122,10 @@ def load(path: str | Path) -> Task:
     low, high = ours.reward_range
     if not -float("inf") < low < high < float("inf"):
         raise InvalidRequest(f"{_TOML} sets reward_range to {low:g} to {high:g}.", code="bad_task")
+    if any(not text.strip() or "\n" in text for text in ours.absent):
+        raise InvalidRequest(
+            f"{_TOML} has an entry in absent that is empty or longer than a line.", code="bad_task"
+        )
     if (directory / "trajectory.json").exists():
         warnings.append("trajectory.json is not heeded: an agent starts afresh")
     warnings += [

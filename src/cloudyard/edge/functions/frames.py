@@ -1,4 +1,4 @@
-"""Frames between the edge and a host (`host.py` has the other end). Pure: bytes in, bytes out."""
+"""Frames between the edge and a host (`inside/base.py` has the other end). Pure: bytes in, bytes out."""
 
 from __future__ import annotations
 

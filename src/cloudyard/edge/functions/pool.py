@@ -96,6 +96,7 @@ class Pool:
         self._held = 0  # places taken: workers that live, are being made or being ended
         self._idle: dict[Shape, deque[Worker]] = {}
         self._starting: Counter[Shape] = Counter()
+        self._ending = 0
         self._waiting: deque[_Waiter] = deque()
         self._tasks: TaskGroup | None = None
 
@@ -182,7 +183,10 @@ class Pool:
     def _dispatch(self) -> None:
         """Give out what is idle, and make or end workers where that is not enough."""
         wanted: Counter[Shape] = Counter()
+        full = False
         for waiter in list(self._waiting):
+            if full and not any(self._idle.values()):
+                return
             if self._memory + waiter.memory > self._memory_max:
                 continue
             worker = self._idle_one(waiter.shape)
@@ -193,8 +197,8 @@ class Pool:
                 waiter.done.set()
                 continue
             wanted[waiter.shape] += 1
-            if wanted[waiter.shape] > self._starting[waiter.shape] and not self._make_another(waiter.shape):
-                return  # no place for any other either
+            if not full and wanted[waiter.shape] > self._starting[waiter.shape]:
+                full = not self._make_another(waiter.shape)
 
     def _idle_one(self, shape: Shape) -> Worker | None:
         idle = self._idle.get(shape)
@@ -207,7 +211,8 @@ class Pool:
 
     def _make_another(self, shape: Shape) -> bool:
         if self._held >= self._size:
-            self._end_oldest(but=shape)
+            if not self._ending:
+                self._end_oldest(but=shape)
             return False
         self._held += 1
         self._starting[shape] += 1
@@ -223,7 +228,7 @@ class Pool:
         else:
             self._put(worker)
         finally:
-            self._starting[shape] -= 1
+            self._starting -= Counter([shape])  # keeps no zeroes
             self._dispatch()
 
     def _refuse_one(self, shape: Shape, error: CloudyardError) -> None:
@@ -250,11 +255,14 @@ class Pool:
         self._idle.setdefault(worker.shape, deque()).append(worker)
 
     def _retire(self, worker: Worker) -> None:
-        log.debug("A worker of %s is ended: %s.", worker.shape.image, worker.spoiled or "no longer needed")
+        why = worker.spoiled or worker.worn or "no longer needed"
+        log.debug("A worker of %s is ended: %s.", worker.shape.image, why)
+        self._ending += 1
         self._spawn(self._end, worker)
 
     async def _end(self, worker: Worker) -> None:
         await worker.stop()
+        self._ending -= 1
         self._held -= 1
         self._dispatch()
 

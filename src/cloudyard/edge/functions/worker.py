@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import anyio
 
 from cloudyard.edge.backends.base import Instance, Nesting, Resizable
+from cloudyard.edge.functions import inside
 from cloudyard.edge.functions.frames import Answer, Decoder, HostError, pack
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.poller import Poller
@@ -29,29 +29,12 @@ HOST_COMMAND = 1  # a worker's guest runs this one command
 START_WAIT_S = 60.0  # for Python and everything it is to import
 STOP_WAIT_S = 60.0
 START_MEMORY_BYTES = 1024 * MIB  # while it imports; then it gets what its call may use
-OWN_MEMORY_BYTES = 24 * MIB  # of guest, host and cell, beyond what was imported
+OWN_MEMORY_BYTES = 16 * MIB  # of guest, host and cell, beyond what was imported
 WORKER_PIDS = 256
 ANSWER_GRACE_S = 10.0  # past a program's own limit; a host that is silent for longer is given up
 WORKER_CPU = 1.0
 WORDS_MAX_BYTES = 4096  # of what a host complained of last
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-HOST = Path(__file__).with_name("host.py").read_bytes()
-BOOT = """import os, sys
-text, size = b"", int(sys.argv[1])
-while len(text) < size:
-    more = os.read(0, size - len(text))
-    if not more:
-        os._exit(0)
-    text += more
-host = {"__name__": "cloudyard_host"}
-exec(compile(text, "host", "exec"), host)
-program = host["serve"]()
-del host, text, more, size
-try:
-    exec(compile(program.text, program.path, "exec", dont_inherit=True), program.names)
-except BaseException as error:
-    program.ended_by(error)
-"""  # short, since its frame is below every frame of a call
 
 
 class Shape(NamedTuple):
@@ -117,11 +100,19 @@ class Worker:
         return self._ready and not self.spoiled
 
     def fit(self, memory: int) -> None:
-        """Let the next calls use so much memory, in bytes. Raises CloudyardError."""
+        """Let the next program use so much memory, in bytes.
+
+        Raises:
+            SandboxUnavailable: the kernel refused; it is spoiled then.
+        """
         if memory == self._memory:
             return
         assert isinstance(self.instance, Resizable), "workers are made by backends that can do this"
-        self.instance.resize(_spec(self.shape.image, memory + self._imported + OWN_MEMORY_BYTES))
+        try:
+            self.instance.resize(_spec(self.shape.image, memory + self._imported + OWN_MEMORY_BYTES))
+        except CloudyardError as exc:
+            self.spoil(exc.message)
+            raise self._lost(exc.message) from exc
         self._memory = memory
 
     def oom_kills(self) -> int:
@@ -132,7 +123,7 @@ class Worker:
         """Have the next cell run a program.
 
         Args:
-            request: fields as `host.py` reads them.
+            request: fields as `inside/cell.py` reads them.
             timeout_s: the program's own limit, which the cell keeps.
 
         Raises:
@@ -237,17 +228,16 @@ class Worker:
     async def _greet(self, image: Image) -> None:
         await self._link.greet()
         environment = {**image.config.env, **ENVIRONMENT}
-        argv = ["python3", "-c", BOOT, str(len(HOST))]
         self._link.send(
             encode(
                 Kind.EXEC,
                 HOST_COMMAND,
-                *((Tag.ARG, part.encode()) for part in argv),
+                *((Tag.ARG, part.encode()) for part in inside.ARGV),
                 *((Tag.ENV, f"{name}={value}".encode()) for name, value in environment.items()),
                 (Tag.OPTIONS, Options.STDIN),
             )
         )
-        self._send(HOST + pack([("preload", module.encode()) for module in self.shape.preload]))
+        self._send(inside.STDIN + pack([("preload", module.encode()) for module in self.shape.preload]))
         with anyio.move_on_after(START_WAIT_S):
             try:
                 await self._until(lambda: self._ready or self._refused is not None)
