@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
+from cloudyard.edge.backends.container import ContainerOptions
+from container_kit import compiled, options_in, places, sweep
+from functions_kit import Calls, calls_in
 from yards import TestYard, new_yard
 
 
@@ -14,4 +18,26 @@ from yards import TestYard, new_yard
 def yard(yard_dir: Path, depot: Path, leaks: None) -> Iterator[TestYard]:
     """A yard of this test's own, not up yet. It is brought down at the end, and nothing may be left of it."""
     with new_yard(yard_dir, depot) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """The directory with the guest and the launcher, compiled."""
+    return compiled()
+
+
+@pytest.fixture
+def node(yard_dir: Path, programs: Path, leaks: None) -> Iterator[ContainerOptions]:
+    """Options of a container backend without a yard around it. Nothing of it may be left."""
+    options = options_in(yard_dir, programs)
+    yield options
+    if any(places(options).values()):
+        anyio.run(sweep, options)
+
+
+@pytest.fixture
+async def calls(node: ContainerOptions, depot: Path) -> AsyncIterator[Calls]:
+    """Makes calls in workers of this test's own."""
+    async with calls_in(node, depot) as made:
         yield made

@@ -31,6 +31,8 @@ STOP_WAIT_S = 60.0
 START_MEMORY_BYTES = 1024 * MIB  # while it imports; then it gets what its call may use
 OWN_MEMORY_BYTES = 16 * MIB  # of guest, host and cell, beyond what was imported
 WORKER_PIDS = 256
+MEMORY_LOOK_S = 0.25  # how often it is looked whether a call's memory ran out
+MEMORY_GRACE_S = 1.0  # for an answer after that, which a cell without memory may not come to
 ANSWER_GRACE_S = 10.0  # past a program's own limit; a host that is silent for longer is given up
 WORKER_CPU = 1.0
 WORDS_MAX_BYTES = 4096  # of what a host complained of last
@@ -136,7 +138,7 @@ class Worker:
                 self._ready, self._asked, self._answer = False, True, None
                 self.calls += 1
                 self._send(pack(request))
-                await self._until(lambda: self._answer is not None or self._ready)
+                await self._answered()
             self._asked = False
             if self._answer is None:
                 raise self._lost(f"it was silent for {within_s:g} s" if not self._ready else "its cell died")
@@ -144,6 +146,18 @@ class Worker:
         except BaseException as exc:
             self.spoil("a call was given up" if not isinstance(exc, CloudyardError) else exc.message)
             raise
+
+    async def _answered(self) -> None:
+        """Return when the cell has answered or died. Raises SandboxUnavailable when memory ran out, and with
+        it, as it seems, what the cell would need to answer."""
+        before, done = self.oom_kills(), False
+        while not done:
+            ran_out = self.oom_kills() > before
+            with anyio.move_on_after(MEMORY_GRACE_S if ran_out else MEMORY_LOOK_S):
+                await self._until(lambda: self._answer is not None or self._ready)
+                done = True
+            if ran_out and not done:
+                raise self._lost("memory ran out in it")
 
     async def until_ready(self) -> None:
         """Return when the next call can begin. Raises SandboxUnavailable when it never will."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         write_frame,
     )
     from cloudyard.edge.functions.inside.cell import be_cell
+    from cloudyard.edge.functions.inside.keys import forbid_keys
     from cloudyard.edge.functions.inside.program import Program
 
 FIRST_UID, LAST_UID = 10_000, 60_000
@@ -81,6 +82,7 @@ def prepare(preload: list[bytes]) -> None:
         set_read_only("/proc", deep=False, on=False)  # a cell writes its oom_score_adj there
         for capability in range(CAPS_MAX):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+        forbid_keys()
     except (Failed, OSError) as exc:
         write_frame(kind="refused", reason="kernel", text=str(exc))
         os._exit(1)
