@@ -74,6 +74,7 @@ class Figures:
     back_s: float = 0.0
     """From the kill of the edge to the next one."""
     round_trip_ms: float = 0.0
+    call_ms: float = 0.0
     memory_mib: float = 0.0
 
 
@@ -175,11 +176,12 @@ def edge_pid(run_dir: Path) -> int:
 
 
 async def measure(client: cloudyard.Yard, figures: Figures) -> None:
-    """What a sandbox takes and an exec, now that the yard is at rest."""
+    """What a sandbox takes, an exec and a call, now that the yard is at rest."""
     boxes = await client.create_many(IDLE_SANDBOXES, IMAGE, memory="256MiB", max_ttl_s=600)
     used = [(await box.info()).memory_used_bytes or 0 for box in boxes]
     figures.memory_mib = mean(used) / 2**20
     figures.round_trip_ms = await median_ms(lambda: boxes[0].run(["/bin/true"]))
+    figures.call_ms = await median_ms(lambda: client.call("print(6 * 7)", image=IMAGE))
     for box in boxes:
         await box.stop()
 
@@ -207,6 +209,7 @@ def show(summary: Summary, figures: Figures, *, total_s: float, out: Path) -> No
         "attempts": f"{total.attempts / figures.rollouts_s:.1f} a second, {AT_ONCE} at once, with the kill",
         "void": f"{total.void}; made again on the way: {total.tries}",
         "exec round trip": f"{figures.round_trip_ms:.2f} ms (median of {ROUND_TRIPS})",
+        "call of Python, warm": f"{figures.call_ms:.2f} ms (median of {ROUND_TRIPS})",
         "memory a sandbox": f"{figures.memory_mib:.2f} MiB charged by the kernel, before its work",
         "every action": str(out / journal.FILE),
         "all in all": f"{total_s:.0f} s",

@@ -332,11 +332,11 @@ async def test_a_full_disk_stops_the_run_in_a_sentence_and_room_lets_it_go_on(
     try:
         async with yard.connect() as client:
             with pytest.raises(LimitExceeded, match="no space left"):
-                await runner.run(client, [task], [NOP], out=out, attempts=40)
+                await runner.run(client, [task], [NOP], out=out, attempts=40, concurrency=2)
             assert await client.list() == []
             before = len(journal.read(out).ended)
             subprocess.run(["mount", "-o", "remount,size=4m", str(out)], check=True)
-            summary = await runner.run(client, [task], [NOP], out=out, attempts=40)
+            summary = await runner.run(client, [task], [NOP], out=out, attempts=40, concurrency=2)
         assert 0 < before < 40
         assert (summary.total.scored, summary.total.void) == (40, 0)
     finally:

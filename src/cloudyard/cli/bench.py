@@ -27,6 +27,7 @@ from cloudyard.errors import Forbidden, InvalidRequest, NotFound, YardUnavailabl
 from cloudyard.images.build import build_debian
 from cloudyard.images.depot import BUILD_HINT, Depot
 from cloudyard.sdk.client import connect
+from cloudyard.sdk.config import local_client_file
 
 SECONDS_MIN = 1.0
 SECONDS_MAX = 3600.0
@@ -153,5 +154,13 @@ async def _measure(
                     code="image_not_found",
                     hint=BUILD_HINT,
                 )
-            bench = Bench(yard=yard, http_yard=http_yard, image=image, plan=plan, floor=floor, tell=tell)
+            bench = Bench(
+                yard=yard,
+                http_yard=http_yard,
+                image=image,
+                plan=plan,
+                floor=floor,
+                state=(client_file or local_client_file()).parent,
+                tell=tell,
+            )
             return await measure(bench, args.only)

@@ -7,6 +7,7 @@ Rollouts are made through the public runner. Of the daemons only their memory is
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -112,7 +113,7 @@ async def rollouts_per_s(bench: Bench) -> list[Metric]:
         nonlocal before_mb
         done = so_far.total.attempts
         if done == warm:
-            before_mb = daemons_mb()
+            before_mb = daemons_mb(bench.state)
         bench.tell("rollouts", done / bench.plan.rollouts)
 
     with _task(bench.image) as path:
@@ -130,18 +131,20 @@ async def rollouts_per_s(bench: Bench) -> list[Metric]:
     total = summary.total
     note = f"{total.attempts} rollouts, {total.void} void, {total.tries} made again, {left} sandboxes left"
     if before_mb:
-        grown = daemons_mb() - before_mb
+        grown = daemons_mb(bench.state) - before_mb
         note += f"; the yard's daemons grew by {grown:.1f} MB after the first {warm}"
     return [Metric(name="rollouts_per_s", unit="1/s", value=round(total.attempts / took, 1), note=note)]
 
 
-def daemons_mb() -> float:
-    """Memory of the daemons of yards on this machine, in MB; 0 where there are none."""
+def daemons_mb(state: Path) -> float:
+    """Memory of the daemons of the yard with this state directory, in MB; 0 where they are not on this
+    machine."""
     total = 0
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with suppress(OSError):
-                if DAEMONS.search((path / "cmdline").read_bytes()):
+                command = (path / "cmdline").read_bytes()
+                if os.fsencode(state) in command and DAEMONS.search(command):
                     match = re.search(r"RssAnon:\s+(\d+) kB", (path / "status").read_text())
                     total += int(match[1]) * 1024 if match else 0
     return total / 1e6

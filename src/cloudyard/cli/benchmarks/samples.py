@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 
@@ -49,6 +50,8 @@ class Bench:
     plan: Plan
     floor: BubblewrapFloor | None
     """None where this machine cannot run it: no root, or no bubblewrap."""
+    state: Path
+    """The state directory of a yard on this machine; elsewhere, of none."""
     tell: Callable[[str, float], None]
     """Told what is being measured and how much of it is done (0 to 1)."""
     notes: dict[str, str] = field(default_factory=dict)
