@@ -35,6 +35,7 @@ MEMORY_LOOK_S = 0.25  # how often it is looked whether a call's memory ran out
 MEMORY_GRACE_S = 1.0  # for an answer after that, which a cell without memory may not come to
 ANSWER_GRACE_S = 10.0  # past a program's own limit; a host that is silent for longer is given up
 WORKER_CPU = 1.0
+FOR_THE_CELL = frozenset({"stdin", "limit", "timeout_us", "scratch", "keep"})  # the rest is for the program
 WORDS_MAX_BYTES = 4096  # of what a host complained of last
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -137,7 +138,9 @@ class Worker:
                 await self.until_ready()
                 self._ready, self._asked, self._answer = False, True, None
                 self.calls += 1
-                self._send(pack(request))
+                request = list(request)
+                self._send(pack(field for field in request if field[0] not in FOR_THE_CELL))
+                self._send(pack(field for field in request if field[0] in FOR_THE_CELL))
                 await self._answered()
             self._asked = False
             if self._answer is None:

@@ -50,7 +50,7 @@ class Program:
         Gives the exit code."""
         if isinstance(error, SystemExit):
             if error.code is None or isinstance(error.code, int):
-                return error.code or 0
+                return (error.code or 0) & 0xFF
             sys.stderr.write(f"{error.code}\n")
             return 1
         trace = error.__traceback__.tb_next if error.__traceback__ else None
