@@ -33,6 +33,7 @@ OWN_MEMORY_BYTES = 16 * MIB  # of guest, host and cell, beyond what was imported
 WORKER_PIDS = 256
 ANSWER_GRACE_S = 10.0  # past a program's own limit; a host that is silent for longer is given up
 WORKER_CPU = 1.0
+FOR_THE_CELL = frozenset({"stdin", "limit", "timeout_us", "scratch", "keep"})  # the rest is for the program
 WORDS_MAX_BYTES = 4096  # of what a host complained of last
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -135,7 +136,9 @@ class Worker:
                 await self.until_ready()
                 self._ready, self._asked, self._answer = False, True, None
                 self.calls += 1
-                self._send(pack(request))
+                request = list(request)
+                self._send(pack(field for field in request if field[0] not in FOR_THE_CELL))
+                self._send(pack(field for field in request if field[0] in FOR_THE_CELL))
                 await self._until(lambda: self._answer is not None or self._ready)
             self._asked = False
             if self._answer is None:

@@ -35,18 +35,22 @@ class Failed(Exception):
     """A step of ours did not work; its one argument says which, and why."""
 
 
-def read_frame() -> Fields:
-    """The next frame on the worker's stdin. Ends the process where there is none."""
-    (size,) = SIZE.unpack(_read(SIZE.size))
-    body = _read(size)
+def read_body(fd: int) -> bytes:
+    """The body of the next frame from a pipe. Ends the process where there is none."""
+    (size,) = SIZE.unpack(_read(fd, SIZE.size))
+    return bytes(_read(fd, size))
+
+
+def parse(body: bytes) -> Fields:
+    """The fields of a frame's body."""
     fields: Fields = {}
     at = 0
-    while at < size:
+    while at < len(body):
         name_size, value_size = FIELD.unpack_from(body, at)
         at += FIELD.size
-        name = bytes(body[at : at + name_size])
+        name = body[at : at + name_size]
         at += name_size
-        fields.setdefault(name, []).append(bytes(body[at : at + value_size]))
+        fields.setdefault(name, []).append(body[at : at + value_size])
         at += value_size
     return fields
 
@@ -58,18 +62,23 @@ def write_frame(**fields: bytes | int | str) -> None:
         raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
         parts.append(FIELD.pack(len(name), len(raw)) + name.encode() + raw)
     body = b"".join(parts)
-    data = memoryview(SIZE.pack(len(body)) + body)
-    while data:
-        data = data[os.write(1, data) :]
+    write_all(1, SIZE.pack(len(body)) + body)
 
 
-def _read(size: int) -> bytearray:
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _read(fd: int, size: int) -> bytearray:
     data = bytearray(size)
     view, at = memoryview(data), 0
     while at < size:
-        got = os.readv(0, [view[at:]])
+        got = os.readv(fd, [view[at:]])
         if not got:
-            os._exit(0)  # the edge is gone
+            os._exit(0)  # whoever was to say something is gone
         at += got
     return data
 

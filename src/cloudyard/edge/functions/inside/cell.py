@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import select
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         PR_SET_DUMPABLE,
         PR_SET_PDEATHSIG,
         READ_BYTES,
+        SIZE,
         SYS_CLOSE_RANGE,
         SYS_KEYCTL,
         WORK,
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
         keep_capabilities,
         libc,
         mount,
-        read_frame,
+        parse,
+        read_body,
+        write_all,
         write_frame,
     )
     from cloudyard.edge.functions.inside.program import Program
@@ -44,70 +48,100 @@ END_WAIT_S = 2.0  # from SIGKILL to the end of the last process of a call
 TICK_S = 0.1  # how often orphans are reaped while a call runs
 PROCESSES_MAX = 128  # and threads of one call
 FILES_MAX = 1024  # open files of one process
+FD_WHY, FD_ORDERS = 3, 4  # in the call's process, until it begins
+CPUCLOCK_SCHED = 2  # in the number of a process's own clock
 KEEP_MAX_BYTES = 16 * 1024 * 1024  # of a compiled program
 
 
 def be_cell(waiting: int, uid: int) -> Program:
-    """Set up the cell, wait for the turn, run the call. Returns in the call itself only."""
+    """Set up the cell and the process that becomes the call, wait for the turn, run it. Returns in the call
+    itself only."""
     problem = ""
-    score = -1
+    call: Call | Program | None = None
     try:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        check(libc.unshare(CLONE_NEWNS | CLONE_NEWIPC), "make a mount namespace")
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        for path in SCRATCH:
-            if os.path.isdir(path):
-                mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
-        # A call sees no process but its own, and cannot save itself from the out-of-memory killer.
-        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=2")
+        score = isolate()
+        call = fork_call(uid, score)
     except (Failed, OSError) as exc:
         problem = str(exc)
+    if isinstance(call, Program):
+        return call
     if not os.read(waiting, 1):
         os._exit(0)
     os.close(waiting)
     try:
-        fields = read_frame()
-        if problem:
+        orders, fields = read_body(0), parse(read_body(0))
+        if call is None:
             raise Failed(problem)
-        program = run_call(fields, uid, score)
+        call.run(orders, fields)
     except BaseException as exc:  # noqa: BLE001 (the edge is told, and this process ends)
         write_frame(kind="done", failed=f"{type(exc).__name__}: {exc}")
         os._exit(1)
-    if program is None:
-        os._exit(0)
-    return program
+    os._exit(0)
 
 
-def run_call(fields: Fields, uid: int, score: int) -> Program | None:
-    """Run the call and write the answer. Returns the program in the call itself."""
+def isolate() -> int:
+    """Take on the cell's namespaces and mounts. Gives a descriptor of this process's oom_score_adj."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    check(libc.unshare(CLONE_NEWNS | CLONE_NEWIPC), "make a mount namespace")
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     for path in SCRATCH:
         if os.path.isdir(path):
-            options = f"mode=1777,size={int(fields[b'scratch'][0])}"
-            mount("tmpfs", path, "", MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
-    pipes = [os.pipe() for _ in range(4)]  # stdin, stdout, stderr, and why the call did not start
+            mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    # A call sees no process but its own, and cannot save itself from the out-of-memory killer.
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=2")
+    return score
+
+
+def fork_call(uid: int, score: int) -> Call | Program:
+    """Fork the process that becomes the call. In it, this returns the program once there is one."""
+    pipes = [os.pipe() for _ in range(5)]  # stdin, stdout, stderr, why it did not start, orders
+    theirs = (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1], pipes[4][0])
     os.pwrite(score, b"1000", 0)
-    child = os.fork()
-    if child == 0:
-        theirs = (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1])
-        return start_call(fields, uid, theirs)
-    begin = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        return await_call(uid, theirs)
     os.pwrite(score, b"500", 0)
-    for fd in (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1]):
+    os.close(score)
+    for fd in theirs:
         os.close(fd)
-    keep_capabilities(1 << CAP_KILL)
-    why = b""
-    while more := os.read(pipes[3][0], READ_BYTES):
-        why += more
-    os.close(pipes[3][0])
-    watch = Watch(child, pipes[0][1], pipes[1][0], pipes[2][0], limit=int(fields[b"limit"][0]))
-    watch.run(fields.get(b"stdin", [b""])[0], begin=begin, timeout_s=int(fields[b"timeout_us"][0]) / 1e6)
-    answer = watch.answer()
-    if why:
-        answer["refused"] = why
-    if b"keep" in fields:
-        answer["kept"] = kept_file(fields[b"keep"][0])
-    write_frame(kind="done", **answer)
-    return None
+    return Call(pid, pipes[0][1], pipes[1][0], pipes[2][0], why=pipes[3][0], orders=pipes[4][1])
+
+
+class Call:
+    """The call's process, before it has been told what it is to be."""
+
+    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int, *, why: int, orders: int) -> None:
+        self.pid = pid
+        self.streams = (stdin, stdout, stderr)
+        self.why = why
+        self.orders = orders
+
+    def run(self, orders: bytes, fields: Fields) -> None:
+        """Have it run, and write the answer.
+
+        Args:
+            orders: what it is to run, for itself to read.
+            fields: its limits and its stdin.
+        """
+        for path in SCRATCH:
+            if os.path.isdir(path):
+                options = f"mode=1777,size={int(fields[b'scratch'][0])}"
+                mount("tmpfs", path, "", MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
+        keep_capabilities(1 << CAP_KILL)
+        begin, used_s = time.monotonic(), time.clock_gettime(~self.pid << 3 | CPUCLOCK_SCHED)
+        write_all(self.orders, SIZE.pack(len(orders)) + orders)
+        os.close(self.orders)
+        why = b""
+        while more := os.read(self.why, READ_BYTES):
+            why += more
+        watch = Watch(self.pid, *self.streams, limit=int(fields[b"limit"][0]))
+        watch.run(fields.get(b"stdin", [b""])[0], begin=begin, timeout_s=int(fields[b"timeout_us"][0]) / 1e6)
+        answer = watch.answer(but_s=used_s)
+        if why:
+            answer["refused"] = why
+        if b"keep" in fields:
+            answer["kept"] = kept_file(fields[b"keep"][0])
+        write_frame(kind="done", **answer)
 
 
 def kept_file(path: bytes) -> bytes:
@@ -204,8 +238,8 @@ class Watch:
         while self.reap() and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    def answer(self) -> dict[str, bytes | int | str]:
-        """What the edge is told."""
+    def answer(self, *, but_s: float) -> dict[str, bytes | int | str]:
+        """What the edge is told. `but_s`: processor time that is ours and not the call's."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = os.waitstatus_to_exitcode(self.status) if self.status is not None else -signal.SIGKILL
         (stdout, out), (stderr, err) = self.kept.items()
@@ -217,7 +251,7 @@ class Watch:
             "stderr_total": self.total[stderr],
             "timed_out": int(self.timed_out),
             "duration_us": int(self.duration_s * 1e6),
-            "cpu_us": int((used.ru_utime + used.ru_stime) * 1e6),
+            "cpu_us": int(max(0.0, used.ru_utime + used.ru_stime - but_s) * 1e6),
             "peak": used.ru_maxrss * 1024,
         }
 
@@ -225,27 +259,39 @@ class Watch:
 # --- the call, as a user of its own ---------------------------------------------------------------------
 
 
-def start_call(fields: Fields, uid: int, fds: tuple[int, int, int, int]) -> Program:
-    """Become the call. Returns a program in Python; anything else is run here."""
+def await_call(uid: int, fds: tuple[int, ...]) -> Program:
+    """Become the call, as soon as there are orders. Returns a program in Python; all else is run here."""
     try:
         become(uid, fds)
-        for entry in fields.get(b"file", []):
-            lay(entry)
-        env = dict(entry.decode("utf-8", "surrogateescape").split("=", 1) for entry in fields.get(b"env", []))
-        os.environ.clear()
-        os.environ.update(env)
-        args = [arg.decode("utf-8", "surrogateescape") for arg in fields.get(b"arg", [])]
-        if fields[b"how"][0] == b"here":
-            program = Program(args)
-            os.close(3)
-            return program
-        for signals in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signals, signal.SIG_DFL)  # Python ignores them, and an exec keeps that
-        program_path = sys.executable if args[0] == "python3" else find(args[0])
-        os.execve(program_path, args, os.environ)
+        warm_up()
+        return start_call(parse(read_body(FD_ORDERS)))
     except BaseException as exc:  # noqa: BLE001 (the cell is told, and this process ends)
-        os.write(3, f"{exc}".encode("utf-8", "replace")[:4096])
+        os.write(FD_WHY, f"{exc}".encode("utf-8", "replace")[:4096])
     os._exit(127)
+
+
+def warm_up() -> None:
+    """Write to the pages that every program writes to, while nobody waits: the first write copies a page."""
+    exec(compile("class _:\n def _(self): return [*map(str, {})]\n", WORK, "exec"), {})
+    gc.collect()
+
+
+def start_call(fields: Fields) -> Program:
+    """Lay out the call's files and begin with it."""
+    for entry in fields.get(b"file", []):
+        lay(entry)
+    env = dict(entry.decode("utf-8", "surrogateescape").split("=", 1) for entry in fields.get(b"env", []))
+    os.environ.clear()
+    os.environ.update(env)
+    args = [arg.decode("utf-8", "surrogateescape") for arg in fields.get(b"arg", [])]
+    if fields[b"how"][0] == b"here":
+        program = Program(args)
+        os.close(FD_ORDERS)
+        os.close(FD_WHY)
+        return program
+    for signals in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signals, signal.SIG_DFL)  # Python ignores them, and an exec keeps that
+    os.execve(sys.executable if args[0] == "python3" else find(args[0]), args, os.environ)
 
 
 def find(name: str) -> str:
@@ -258,13 +304,15 @@ def find(name: str) -> str:
     raise Failed(f"there is no {name}")
 
 
-def become(uid: int, fds: tuple[int, int, int, int]) -> None:
+def become(uid: int, fds: tuple[int, ...]) -> None:
     """Take on the call's streams, session, limits and user, and keep nothing else."""
     os.setsid()
-    for number, fd in enumerate(fds):
-        os.dup2(fd, number, inheritable=number < 3)
-    if libc.syscall(ctypes.c_long(SYS_CLOSE_RANGE), ctypes.c_uint(4), ctypes.c_uint(2**32 - 1), 0):
-        os.closerange(4, FILES_MAX * 4)
+    for number, fd in enumerate([os.dup(fd) for fd in fds]):  # so that no number is taken before its turn
+        os.dup2(fd, number, inheritable=number < FD_WHY)
+    if libc.syscall(
+        ctypes.c_long(SYS_CLOSE_RANGE), ctypes.c_uint(FD_ORDERS + 1), ctypes.c_uint(2**32 - 1), 0
+    ):
+        os.closerange(FD_ORDERS + 1, FILES_MAX * 4)
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, PROCESSES_MAX),

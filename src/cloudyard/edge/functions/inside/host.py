@@ -8,6 +8,7 @@ made by then, and makes another.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
         check,
         libc,
         mount,
-        read_frame,
+        parse,
+        read_body,
         set_read_only,
         write_frame,
     )
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 FIRST_UID, LAST_UID = 10_000, 60_000
 TRY_PAUSE_S = 0.05  # between two tries to make a cell
 TRIES = 100
+ARG_START = 45  # in /proc/self/stat, past the name: where the arguments lie in memory; then, where they end
 
 
 class Cell:
@@ -84,13 +87,22 @@ def prepare(preload: list[bytes]) -> None:
     except (Failed, OSError) as exc:
         write_frame(kind="refused", reason="kernel", text=str(exc))
         os._exit(1)
+    hide_arguments()
     gc.collect()
     gc.freeze()  # else each cell copies the pages of all that was imported at its first collection
 
 
+def hide_arguments() -> None:
+    """Let /proc say of every cell what it would say of `python3 main.py`."""
+    with open("/proc/self/stat") as file:
+        words = file.read().rpartition(")")[2].split()
+    start, end = int(words[ARG_START]), int(words[ARG_START + 1])
+    ctypes.memmove(start, b"python3\0main.py".ljust(end - start, b"\0"), end - start)
+
+
 def serve() -> Program:
     """Make cells until the worker ends. Returns in a cell only, with the program that it is to run."""
-    fields = read_frame()
+    fields = parse(read_body(0))
     prepare(fields.get(b"preload", []))
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     uids = iter(range(FIRST_UID, LAST_UID))
