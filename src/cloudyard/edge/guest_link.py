@@ -16,7 +16,7 @@ import anyio
 from cloudyard.edge.config import GUEST_ANSWER_S, LINK_PENDING_MAX_BYTES
 from cloudyard.edge.poller import WRITABLE, Poller
 from cloudyard.errors import SandboxUnavailable
-from cloudyard.wire.guest import PROTOCOL_VERSION, Decoder, Frame, FrameError, Kind, Tag, encode
+from cloudyard.wire.guest import Decoder, Frame, FrameError, Kind, Tag, greeting
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,7 @@ class GuestLink:
         welcome = self._welcome
         assert welcome is not None, "a link greets once"
         self._poller.add(self._sock.fileno(), self._on_ready)
-        self.send(
-            encode(Kind.HELLO, 0, (Tag.VERSION_MIN, PROTOCOL_VERSION), (Tag.VERSION_MAX, PROTOCOL_VERSION))
-        )
+        self.send(greeting())
         with anyio.move_on_after(GUEST_ANSWER_S):
             await welcome.wait()
         if not self.build and not self.broken:

@@ -15,7 +15,7 @@ from anyio import wait_readable
 from cloudyard.edge.config import PROBE_S
 from cloudyard.edge.verdict import judge_not_started
 from cloudyard.errors import SandboxUnavailable
-from cloudyard.wire.guest import PROTOCOL_VERSION, Decoder, Frame, FrameError, Kind, Tag, encode
+from cloudyard.wire.guest import Decoder, Frame, FrameError, Kind, Tag, encode, greeting
 
 PROBE_COMMAND = 1 << 62  # a command id that no step has
 SAID_MAX_BYTES = 2000  # of the probe's output, shown when it fails
@@ -42,10 +42,9 @@ async def prove(
         SandboxUnavailable: the probe did not run, did not end within PROBE_S or did not end well.
         FrameError: the guest broke the protocol.
     """
-    greeting = encode(Kind.HELLO, 0, (Tag.VERSION_MIN, 1), (Tag.VERSION_MAX, PROTOCOL_VERSION))
     said = b""
     try:
-        link.send(greeting + _exec_frame(probe, env))
+        link.send(greeting() + _exec_frame(probe, env))
         with anyio.move_on_after(PROBE_S):
             decoder = Decoder()
             while True:

@@ -169,6 +169,11 @@ def encode(kind: Kind, command: int = 0, *fields: tuple[Tag, bytes | int]) -> by
     return b"".join(parts)
 
 
+def greeting() -> bytes:
+    """The frame that opens a connection to a guest: it says which versions we speak."""
+    return encode(Kind.HELLO, 0, (Tag.VERSION_MIN, PROTOCOL_VERSION), (Tag.VERSION_MAX, PROTOCOL_VERSION))
+
+
 class Decoder:
     """Bytes in, frames out, however they are cut. Holds at most one frame's bytes and what was fed last."""
 
