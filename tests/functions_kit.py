@@ -1,4 +1,4 @@
-"""What tests of stateless calls share: functions on a container backend of a test's own, and calls in them."""
+"""What tests of stateless calls share: functions on a container backend of their own, and calls in them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ class Calls:
 
 
 def hosts(options: ContainerOptions) -> list[int]:
-    """Host pids of the programs in this yard's workers that make cells, the parents of all cells."""
+    """Host pids of the programs in this yard's workers that make cells: Python, begun by a guest's keeper."""
     found = []
     for path in Path("/sys/fs/cgroup/pids/cloudyard").glob(f"{options.tag}/**/cgroup.procs"):
         for pid in path.read_text().split():
             try:
                 parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
-                of_guest = Path(f"/proc/{parent}/comm").read_text().strip() == "keeper"  # the guest's hand that holds commands
+                of_guest = (
+                    Path(f"/proc/{parent}/comm").read_text().strip() == "keeper"
+                )  # the guest's hand that holds commands
                 if of_guest and Path(f"/proc/{pid}/comm").read_text().startswith("python"):
                     found.append(int(pid))
             except OSError:

@@ -1,8 +1,9 @@
-"""What calls may do to themselves: every kind of end, flood and bomb gives a result in bounded time and memory,
-and the next call finds all as new."""
+"""What calls may do to themselves: every kind of end, flood and bomb gives a result in bounded time and
+memory, and the next call finds all as new."""
 
 from __future__ import annotations
 
+import hashlib
 import signal
 
 import anyio
@@ -125,14 +126,26 @@ async def test_a_gigabyte_of_output_is_counted_and_not_kept(calls: Calls) -> Non
 
 
 async def test_output_after_the_first_process_is_not_waited_for(calls: Calls) -> None:
-    linger = "import os, time\nprint('first', flush=True)\nif os.fork() == 0:\n    while True: os.write(2, b'x' * 4096)"
-    done = await ended(calls, linger)
+    done = await ended(
+        calls,
+        """
+        import os
+        print("first", flush=True)
+        if os.fork() == 0:
+            while True:
+                os.write(2, bytes(4096))
+        """,
+    )
     assert (done.text, done.exit_code) == ("first\n", 0)
     assert done.duration_s < 5.0
 
 
 async def test_closed_streams_hold_nothing_up(calls: Calls) -> None:
-    done = await ended(calls, "import os, time\nfor fd in (0, 1, 2): os.close(fd)\ntime.sleep(0.2)\nos._exit(7)", stdin=b"x" * MIB)
+    done = await ended(
+        calls,
+        "import os, time\nfor fd in (0, 1, 2): os.close(fd)\ntime.sleep(0.2)\nos._exit(7)",
+        stdin=b"x" * MIB,
+    )
     assert (done.exit_code, done.stdout, done.stderr) == (7, b"", b"")
     assert done.duration_s >= 0.2
     assert done.cpu_s < 0.15
@@ -149,8 +162,6 @@ async def test_all_of_a_large_input_comes(calls: Calls) -> None:
     data = bytes(range(256)) * (4 * MIB // 256 - 16)
     digest = "import hashlib, sys\nprint(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
     done = await ended(calls, digest, stdin=data)
-    import hashlib
-
     assert done.text.strip() == hashlib.sha256(data).hexdigest()
 
 
@@ -160,7 +171,9 @@ async def test_ten_thousand_files_are_no_matter(calls: Calls) -> None:
 
 
 async def test_a_folder_deeper_than_any_path_is_no_matter(calls: Calls) -> None:
-    done = await ended(calls, "import os\nfor _ in range(2000): os.mkdir('d' * 200); os.chdir('d' * 200)\nprint('deep')")
+    done = await ended(
+        calls, "import os\nfor _ in range(2000): os.mkdir('d' * 200); os.chdir('d' * 200)\nprint('deep')"
+    )
     assert done.text == "deep\n"
 
 
@@ -170,6 +183,18 @@ async def test_a_stopped_program_ends_at_its_time_limit(calls: Calls) -> None:
 
 
 async def test_one_that_ignores_all_signals_ends_at_its_time_limit(calls: Calls) -> None:
-    ignore = "import signal, time\nfor number in range(1, 65):\n    try: signal.signal(number, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nprint('deaf', flush=True)\ntime.sleep(100)"
-    done = await ended(calls, ignore, timeout_s=0.5)
+    done = await ended(
+        calls,
+        """
+        import signal, time
+        for number in range(1, 65):
+            try:
+                signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError):
+                pass
+        print("deaf", flush=True)
+        time.sleep(100)
+        """,
+        timeout_s=0.5,
+    )
     assert (done.timed_out, done.text, done.duration_s < 3.0) == (True, "deaf\n", True)

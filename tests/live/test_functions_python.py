@@ -1,4 +1,5 @@
-"""Programs in a call behave as they do elsewhere: Python as under `python3 main.py`, and the shell as `/bin/sh`."""
+"""Programs in a call behave as they do elsewhere: Python as under `python3 main.py`, the shell as `/bin/sh`."""
+# ruff: noqa: E501 (each row of a table is one program and how it ends)
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ async def test_a_traceback_shows_the_user_s_lines_and_no_other(calls: Calls) -> 
     done = await calls("def f(n):\n    return f(n - 1) if n else 1 / 0\n\nf(3)\n")
     text = done.stderr.decode()
     assert done.exit_code == 1
-    assert text.startswith('Traceback (most recent call last):\n  File "/tmp/main.py", line 4, in <module>\n    f(3)\n')
+    assert text.startswith(
+        'Traceback (most recent call last):\n  File "/tmp/main.py", line 4, in <module>\n    f(3)\n'
+    )
     assert text.endswith("ZeroDivisionError: division by zero\n")
     assert text.count("File ") == text.count('File "/tmp/main.py"') == 4  # and a line repeated
 
@@ -81,12 +84,16 @@ async def test_endless_recursion_is_an_exception(calls: Calls) -> None:
 async def test_exceptions_at_exit_and_in_threads_are_told(calls: Calls) -> None:
     done = await calls("import atexit\n@atexit.register\ndef bye(): raise ValueError('late')\nprint(1)")
     assert (done.text, b"ValueError: late" in done.stderr, done.exit_code) == ("1\n", True, 0)
-    done = await calls("import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\nprint(2)")
+    done = await calls(
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\nprint(2)"
+    )
     assert (done.text, b"ZeroDivisionError" in done.stderr, done.exit_code) == ("2\n", True, 0)
 
 
 async def test_chained_exceptions_and_hooks_work(calls: Calls) -> None:
-    done = await calls("try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise ValueError('x') from exc")
+    done = await calls(
+        "try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise ValueError('x') from exc"
+    )
     assert b"direct cause" in done.stderr
     assert b"<string>" not in done.stderr
     done = await calls("import sys\nsys.excepthook = lambda *_: print('mine')\n1 / 0")

@@ -21,6 +21,7 @@ from cloudyard.errors import CloudyardError, InvalidRequest, SandboxUnavailable,
 from cloudyard.model import CallResult, CallSpec, Image, SandboxId
 
 WORKERS_PER_CORE = 2
+TRIES = 3  # of a run whose worker was lost, through no doing of its own
 MEMORY_SHARE = 0.5  # of the node's memory, for all calls under way together
 
 
@@ -104,22 +105,33 @@ async def _make(lease: Lease, spec: CallSpec, image: Image) -> CallResult:
     env = programs.environment(spec, image.config.env)
     program = b""
     if spec.language == "c":
-        outcome = await _run_once(lease, programs.compiling(spec), image, env)
+        outcome = await _run_somewhere(lease, programs.compiling(spec), image, env)
         if outcome.exit_code != 0 or not outcome.kept:
             _check_compiler(outcome, image.name)
             return programs.not_compiled(outcome)
         program = outcome.kept
     if not spec.cases:
         run = programs.running(spec, spec.stdin, program)
-        return programs.result_of(await _run_once(lease, run, image, env), timeout_s=spec.timeout_s)
+        return programs.result_of(await _run_somewhere(lease, run, image, env), timeout_s=spec.timeout_s)
     cases = []
     for case in spec.cases:
         run = programs.running(spec, case.stdin, program, compared_to=case.expected)
-        outcome = await _run_once(lease, run, image, env)
+        outcome = await _run_somewhere(lease, run, image, env)
         cases.append(programs.judged(case, outcome, spec.compare, keep=spec.output_limit_bytes))
         if spec.stop_at_first and cases[-1].verdict != "passed":
             break
     return programs.result_of_cases(spec, cases)
+
+
+async def _run_somewhere(lease: Lease, run: Run, image: Image, env: dict[str, str]) -> Outcome:
+    """The run's outcome, in another worker where one was lost: nothing of a run outlives it."""
+    for left in reversed(range(TRIES)):
+        try:
+            return await _run_once(lease, run, image, env)
+        except SandboxUnavailable as exc:
+            if exc.code != "worker_lost" or not left:
+                raise
+    raise AssertionError("the last try gives or raises")
 
 
 async def _run_once(lease: Lease, run: Run, image: Image, env: dict[str, str]) -> Outcome:

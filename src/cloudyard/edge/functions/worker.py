@@ -143,8 +143,10 @@ class Worker:
                 self._send(pack(field for field in request if field[0] in FOR_THE_CELL))
                 await self._answered()
             self._asked = False
+            if self._answer is None and self._ready:
+                raise self._lost("its cell died")
             if self._answer is None:
-                raise self._lost(f"it was silent for {within_s:g} s" if not self._ready else "its cell died")
+                raise self._lost(f"it was silent for {within_s:g} s", code="worker_silent")
             return self._answer
         except BaseException as exc:
             self.spoil("a call was given up" if not isinstance(exc, CloudyardError) else exc.message)
@@ -320,10 +322,10 @@ class Worker:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _lost(self, why: str) -> SandboxUnavailable:
+    def _lost(self, why: str, *, code: str = "worker_lost") -> SandboxUnavailable:
         return SandboxUnavailable(
             f"A worker for calls in the image {self.shape.image!r} was lost: {why} ({self._last_words()}).",
-            code="worker_lost",
+            code=code,
             fault="infra",
             hint="Make the call again: nothing of it is left.",
             retry_safe=True,

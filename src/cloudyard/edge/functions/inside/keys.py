@@ -1,5 +1,5 @@
-"""No kernel keys in cells: a key may be readable for everyone in its user namespace, and lives as long as that,
-so that one call could leave something for the next."""
+"""No kernel keys in cells: a key may be readable for everyone in its user namespace, and lives as long as
+that, so that one call could leave something for the next."""
 
 from __future__ import annotations
 
