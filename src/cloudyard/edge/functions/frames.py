@@ -50,7 +50,8 @@ def pack(fields: Iterable[tuple[str, bytes]]) -> bytes:
     """A frame for a host. Names may be repeated."""
     parts: list[bytes] = []
     for name, value in fields:
-        parts += (FIELD.pack(len(name), len(value)), name.encode(), value)
+        raw = name.encode()
+        parts += (FIELD.pack(len(raw), len(value)), raw, value)
     body = b"".join(parts)
     return SIZE.pack(len(body)) + body
 
