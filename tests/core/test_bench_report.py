@@ -82,7 +82,9 @@ def test_a_length_out_of_range_is_refused(seconds: str, capsys: pytest.CaptureFi
 
 def test_memory_that_could_not_be_measured_has_no_value() -> None:
     async def back() -> Metric:
-        return await _memory_back(before=100.0, held=-16.0, started=0.0, tell=lambda doing, done: None)
+        return await _memory_back(
+            lambda: (0.0, 0.0), theirs=-16.0, started=0.0, tell=lambda doing, done: None
+        )
 
     for metric in (_idle(-16.0, 50), anyio.run(back)):
         assert metric.value is None

@@ -7,15 +7,14 @@ could not.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from statistics import median
 
 import anyio
 
 from cloudyard.cli.benchmarks.floors import TRUE, subprocess_s
+from cloudyard.cli.benchmarks.memory import available_mb, daemons_mb, own_mb, settled_mb
 from cloudyard.cli.benchmarks.report import Metric, timed
 from cloudyard.cli.benchmarks.rollouts import call_ms, mixed, rollouts_per_s
 from cloudyard.cli.benchmarks.samples import CLIENTS, GONE_MAX_S, MEMORY, Bench, creates_s, stop_all
@@ -24,9 +23,6 @@ from cloudyard.sdk.client import Yard
 from cloudyard.sdk.sandbox import Sandbox
 from cloudyard.sdk.tasks import plain_task_group
 
-SETTLE_MAX_S = 20.0
-SETTLE_STEP_S = 0.5
-SETTLED_MB = 1.0  # memory is settled when it moves less than this in a step, three times in a row
 MEMORY_BACK_MAX_S = 60.0
 MEMORY_BACK_PART = 0.95  # of what the sandboxes held
 IN_FLIGHT = 1000
@@ -126,12 +122,14 @@ async def density(bench: Bench) -> list[Metric]:
     alive = bench.plan.alive
     empty, _ = await creates_s(bench, "create at 0 alive", bench.plan.samples // 4, floor=False)
     before = await settled_mb()
+    ours_before = _ours_mb(bench)
     boxes: list[Sandbox] = []
     metrics: list[Metric] = []
     try:
         await _fill(bench, boxes, alive)
         held = before - await settled_mb()
         metrics.append(_idle(held, len(boxes)))
+        theirs = held - (_ours_mb(bench) - ours_before)
         full, _ = await creates_s(bench, f"create at {alive} alive", bench.plan.samples // 4, floor=False)
         ratio = median(full) / median(empty)
         note = (
@@ -150,7 +148,12 @@ async def density(bench: Bench) -> list[Metric]:
     metrics.append(
         Metric(name="gone_s", unit="s", value=round(gone, 2), note=f"{len(boxes)} stopped and unlisted")
     )
-    metrics.append(await _memory_back(before=before, held=held, started=started, tell=bench.tell))
+
+    def missing() -> tuple[float, float]:
+        grown = _ours_mb(bench) - ours_before
+        return before - available_mb() - grown, grown
+
+    metrics.append(await _memory_back(missing, theirs=theirs, started=started, tell=bench.tell))
     return metrics
 
 
@@ -181,25 +184,6 @@ async def measure(bench: Bench, only: str = "") -> list[Metric]:
     for act in dict.fromkeys(MEASURES[name] for name in names):
         metrics += [metric for metric in await act(bench) if metric.name in names]
     return metrics
-
-
-async def settled_mb() -> float:
-    """MemAvailable in MB, once it has stopped moving or SETTLE_MAX_S have passed."""
-    last = available_mb()
-    still = 0
-    with anyio.move_on_after(SETTLE_MAX_S):
-        while still < 3:
-            await anyio.sleep(SETTLE_STEP_S)
-            now = available_mb()
-            still = still + 1 if abs(now - last) < SETTLED_MB else 0
-            last = now
-    return last
-
-
-def available_mb() -> float:
-    """Memory that this machine could give to a new program, in MB."""
-    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(match[1]) * 1024 / 1e6 if match else 0.0
 
 
 async def _exec(bench: Bench, name: str, yard: Yard) -> Metric:
@@ -242,22 +226,39 @@ def _idle(held: float, count: int) -> Metric:
 
 
 async def _memory_back(
-    *, before: float, held: float, started: float, tell: Callable[[str, float], None]
+    missing: Callable[[], tuple[float, float]],
+    *,
+    theirs: float,
+    started: float,
+    tell: Callable[[str, float], None],
 ) -> Metric:
-    if held <= 0:
-        return Metric(name="memory_back_s", unit="s", note=_unmeasured(held))
-    wanted = before - (1 - MEMORY_BACK_PART) * held
+    """How soon what the sandboxes held is there again.
+
+    Args:
+        missing: how much is not, in MB, and by how much our own processes have grown, which is in it no more.
+        theirs: what the sandboxes held, in MB.
+        started: when their end began, by the performance counter.
+        tell: as in Bench.
+    """
+    if theirs <= 0:
+        return Metric(name="memory_back_s", unit="s", note=_unmeasured(theirs))
     back = False
     with anyio.move_on_after(MEMORY_BACK_MAX_S):
-        while available_mb() < wanted:
+        while missing()[0] > (1 - MEMORY_BACK_PART) * theirs:
             tell("memory back", min(1.0, (time.perf_counter() - started) / MEMORY_BACK_MAX_S))
             await anyio.sleep(0.1)
         back = True
     took = time.perf_counter() - started
-    note = f"until {MEMORY_BACK_PART:.0%} of {held:.0f} MB were available again"
+    absent, grown = missing()
+    note = f"until {MEMORY_BACK_PART:.0%} of the sandboxes' {theirs:.0f} MB were available again"
     if not back:
-        note = f"not {note} ({wanted - available_mb():.0f} MB are missing)"
+        note = f"not {note} ({absent:.0f} MB are missing)"
+    note += f"; the daemons and this client keep {grown:.0f} MB more than before"
     return Metric(name="memory_back_s", unit="s", value=round(took, 1), note=note)
+
+
+def _ours_mb(bench: Bench) -> float:
+    return daemons_mb(bench.state) + own_mb()
 
 
 def _unmeasured(held: float) -> str:

@@ -7,19 +7,18 @@ Rollouts are made through the public runner. Of the daemons only their memory is
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import anyio
 
+from cloudyard.cli.benchmarks.memory import daemons_mb
 from cloudyard.cli.benchmarks.report import Metric, timed
 from cloudyard.cli.benchmarks.samples import MEMORY, Bench, call_s, creates_s, execs_s, first_call
 from cloudyard.rollout.agents.base import Context
@@ -35,7 +34,6 @@ BESIDE = 32  # rollouts
 BUSY = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo $i > /tmp/at"  # some 30 ms of a core
 BUSY_PAUSE_S = 0.05  # as an agent that thinks, if not for long
 WARM_PART = 0.1  # of the trivial rollouts, before memory is looked at
-DAEMONS = re.compile(rb"cloudyard\.assemble\0(?:supervisor|control|edge)|nats-server")
 TASK = """\
 [environment]
 docker_image = "{image}"
@@ -134,20 +132,6 @@ async def rollouts_per_s(bench: Bench) -> list[Metric]:
         grown = daemons_mb(bench.state) - before_mb
         note += f"; the yard's daemons grew by {grown:.1f} MB after the first {warm}"
     return [Metric(name="rollouts_per_s", unit="1/s", value=round(total.attempts / took, 1), note=note)]
-
-
-def daemons_mb(state: Path) -> float:
-    """Memory of the daemons of the yard with this state directory, in MB; 0 where they are not on this
-    machine."""
-    total = 0
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with suppress(OSError):
-                command = (path / "cmdline").read_bytes()
-                if os.fsencode(state) in command and DAEMONS.search(command):
-                    match = re.search(r"RssAnon:\s+(\d+) kB", (path / "status").read_text())
-                    total += int(match[1]) * 1024 if match else 0
-    return total / 1e6
 
 
 async def _roll_out(bench: Bench, path: Path, busy: Busy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from cloudyard.edge.backends.base import Usage
@@ -10,11 +11,23 @@ from cloudyard.edge.host.cgroups.limits import CPU_PERIOD_US, SHARES_PER_WEIGHT,
 
 
 class GroupV1:
-    """A slot's group: for each controller its directory. Controllers that are mounted together share one."""
+    """A slot's group: for each controller its directory. Controllers that are mounted together share one.
 
-    def __init__(self, where: dict[str, Path]) -> None:
-        self._where = where
-        self._homes = list(dict.fromkeys(where.values()))
+    It holds the parents, which all groups share: there are thousands of groups.
+    """
+
+    __slots__ = ("_name", "_parents")
+
+    def __init__(self, parents: Mapping[str, Path], name: str) -> None:
+        self._parents = parents
+        self._name = name
+
+    def _at(self, controller: str) -> Path:
+        return self._parents[controller] / self._name
+
+    @property
+    def _homes(self) -> list[Path]:
+        return [parent / self._name for parent in dict.fromkeys(self._parents.values())]
 
     def make(self) -> None:
         files.make_directories(self._homes)
@@ -23,7 +36,7 @@ class GroupV1:
         return files.open_entries(self._homes)
 
     def limit(self, limits: Limits) -> None:
-        memory = self._where["memory"]
+        memory = self._at("memory")
         steps = [(memory / "memory.limit_in_bytes", limits.memory_bytes)]
         both = (
             memory / "memory.memsw.limit_in_bytes"
@@ -34,41 +47,42 @@ class GroupV1:
             steps.insert(0 if raising else 1, (both, limits.memory_bytes))
         for path, value in steps:
             files.write(path, str(value))
-        cpu = self._where["cpu"]
+        cpu = self._at("cpu")
         files.write(cpu / "cpu.cfs_period_us", str(CPU_PERIOD_US))
         files.write(cpu / "cpu.cfs_quota_us", str(limits.cpu_quota_us))
-        files.write(self._where["pids"] / "pids.max", str(limits.pids))
+        files.write(self._at("pids") / "pids.max", str(limits.pids))
 
     def set_weight(self, weight: int, /) -> None:
-        files.write(self._where["cpu"] / "cpu.shares", str(round(weight * SHARES_PER_WEIGHT)))
+        files.write(self._at("cpu") / "cpu.shares", str(round(weight * SHARES_PER_WEIGHT)))
 
     def pids(self) -> list[int]:
         return files.read_pids(self._homes[0] / "cgroup.procs")  # the one that is joined first
 
     def set_frozen(self, frozen: bool, /) -> None:
-        files.write(self._where["freezer"] / "freezer.state", "FROZEN" if frozen else "THAWED")
+        files.write(self._at("freezer") / "freezer.state", "FROZEN" if frozen else "THAWED")
 
     def is_frozen(self) -> bool:
-        return (self._where["freezer"] / "freezer.state").read_text().strip() == "FROZEN"
+        return (self._at("freezer") / "freezer.state").read_text().strip() == "FROZEN"
 
     def usage(self) -> Usage:
-        memory, pids = self._where["memory"], self._where["pids"]
+        memory, pids = self._at("memory"), self._at("pids")
         return Usage(
             memory_bytes=files.read_number(memory / "memory.usage_in_bytes"),
             memory_peak_bytes=files.read_number(memory / "memory.max_usage_in_bytes"),
-            cpu_s=files.read_number(self._where["cpuacct"] / "cpuacct.usage") / 1e9,
+            cpu_s=files.read_number(self._at("cpuacct") / "cpuacct.usage") / 1e9,
             oom_kills=self.oom_kills(),
             pids=files.read_number(pids / "pids.current"),
             pids_refused=files.read_table(pids / "pids.events").get("max", 0),
         )
 
     def oom_kills(self) -> int:
-        return files.read_entry(f"{self._where['memory']}/memory.oom_control", "oom_kill")
+        parent = self._parents["memory"]
+        return files.read_entry(f"{parent}/{self._name}/memory.oom_control", "oom_kill")
 
     def remove(self) -> None:
         # A removed group lives on in the kernel, with 150 KB where there once were 1,000 sandboxes, for as
         # long as a page of the page cache is charged to it, such as the file system's own of a directory.
-        files.write_if_there(self._where["memory"] / "memory.force_empty", "0")
+        files.write_if_there(self._at("memory") / "memory.force_empty", "0")
         for home in self._homes:
             files.remove_directory(home)
 
@@ -86,7 +100,7 @@ class CgroupsV1:
         files.make_parents(self._homes)
 
     def group(self, name: str) -> GroupV1:
-        return GroupV1({controller: parent / name for controller, parent in self._parents.items()})
+        return GroupV1(self._parents, name)
 
     def names(self) -> list[str]:
         return sorted({entry.name for home in self._homes for entry in home.iterdir() if entry.is_dir()})
