@@ -191,6 +191,6 @@ def _no_compiler(message: str, image: str) -> Unsupported:
     return Unsupported(
         message,
         code="no_compiler",
-        hint=f"Build it with one: cloudyard image build {image} "
+        hint=f"Build it with one: cloudyard image build debian --name {image} "
         "--package python3 --package gcc --package libc6-dev.",
     )

@@ -277,14 +277,14 @@ class Worker:
                 f"The image {image!r} has no Python for calls: {self._ended or self._last_words()}.",
                 code="no_python",
                 hint="Calls need Debian's whole python3, 3.9 or later. "
-                f"Build the image with it: cloudyard image build {image} --package python3",
+                f"Build the image with it: cloudyard image build debian --name {image} --package python3",
             )
         if self._refused is not None and self._refused.text("reason") == "preload":
             raise Unsupported(
                 f"Preloading into a worker of the image {image!r} failed: {self._refused.text('text')}.",
                 code="no_module",
-                hint=f"Install it into the image: cloudyard image build {image} --package python3 "
-                "--package python3-...; or leave it out of `preload`.",
+                hint=f"Install it into the image: cloudyard image build debian --name {image} "
+                "--package python3 --package python3-...; or leave it out of `preload`.",
             )
         if self._refused is not None:
             raise Unsupported(
