@@ -19,7 +19,11 @@ GIB = 1024 * MIB
 # Limits, each with its unit. A request past one of them is refused with a sentence that names it.
 CPU_MIN, CPU_MAX = 0.05, 512.0  # cores
 MEMORY_MIN_BYTES, MEMORY_MAX_BYTES = 16 * MIB, 4096 * GIB
+SWAP_MAX_BYTES = 4096 * GIB
 PIDS_MIN, PIDS_MAX = 8, 65_536  # processes and threads
+OPEN_FILES_MIN, OPEN_FILES_MAX = 64, 1_048_576  # descriptors of one process
+CPU_WEIGHT_MIN, CPU_WEIGHT_MAX = 1, 10_000
+DISK_MIN_BYTES, DISK_MAX_BYTES = 4 * MIB, 65_536 * GIB
 TTL_MIN_S, TTL_MAX_S = 1.0, 30 * 24 * 3600.0
 TIMEOUT_MAX_S = 7 * 24 * 3600.0
 COMMAND_BYTES_MAX = 768 * KIB  # argv or shell string, environment and inline stdin together
@@ -36,6 +40,8 @@ CREATE_MANY_MAX = 4096
 LIST_DIR_MAX = 20_000  # entries of one directory
 
 BackendName = Literal["function", "container", "microvm", "vm"]
+CpuClass = Literal["latency", "best_effort"]
+LimitName = Literal["oom", "pids", "disk", "output"]
 SandboxState = Literal["creating", "running", "stopping", "stopped", "failed"]
 StreamName = Literal["stdout", "stderr"]
 FileKind = Literal["file", "directory", "symlink", "other"]

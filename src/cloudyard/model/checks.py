@@ -11,6 +11,10 @@ from cloudyard.model.basics import (
     COMMAND_BYTES_MAX,
     CPU_MAX,
     CPU_MIN,
+    CPU_WEIGHT_MAX,
+    CPU_WEIGHT_MIN,
+    DISK_MAX_BYTES,
+    DISK_MIN_BYTES,
     GIB,
     KEY_BYTES_MAX,
     KIB,
@@ -20,10 +24,13 @@ from cloudyard.model.basics import (
     MEMORY_MIN_BYTES,
     MIB,
     NAME,
+    OPEN_FILES_MAX,
+    OPEN_FILES_MIN,
     OUTPUT_LIMIT_MAX_BYTES,
     PATH_BYTES_MAX,
     PIDS_MAX,
     PIDS_MIN,
+    SWAP_MAX_BYTES,
     TIMEOUT_MAX_S,
     TTL_MAX_S,
     TTL_MIN_S,
@@ -62,9 +69,14 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
             hint="Call code without one by yard.call(...), or POST /v1/calls.",
         )
     memory = parse_size(spec.memory, what="memory")
+    swap, disk = parse_size(spec.swap, what="swap"), parse_size(spec.disk, what="disk")
     _in_range("cpu", spec.cpu, CPU_MIN, CPU_MAX, "cores")
     _in_range("memory", memory, MEMORY_MIN_BYTES, MEMORY_MAX_BYTES, "bytes")
+    _in_range("swap", swap, 0, SWAP_MAX_BYTES, "bytes")
+    _in_range("disk", disk, DISK_MIN_BYTES, DISK_MAX_BYTES, "bytes")
     _in_range("pids", spec.pids, PIDS_MIN, PIDS_MAX, "processes")
+    _in_range("open_files", spec.open_files, OPEN_FILES_MIN, OPEN_FILES_MAX, "files")
+    _in_range("cpu_weight", spec.cpu_weight, CPU_WEIGHT_MIN, CPU_WEIGHT_MAX, "parts")
     for name, ttl in (("idle_ttl_s", spec.idle_ttl_s), ("max_ttl_s", spec.max_ttl_s)):
         if ttl is not None:
             _in_range(name, ttl, TTL_MIN_S, TTL_MAX_S, "seconds")
@@ -82,7 +94,7 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
     check_env(spec.env)
     _check_text("The spec", spec.cwd, spec.user, *spec.labels, *spec.labels.values())
     _check_cwd(spec.cwd)
-    return replace(spec, memory=memory)
+    return replace(spec, memory=memory, swap=swap, disk=disk)
 
 
 def normalised_call(spec: CallSpec) -> CallSpec:
@@ -235,12 +247,16 @@ def check_command(command: CommandSpec) -> None:
         raise InvalidRequest("The command holds a NUL byte, which no argument can carry.", code="bad_command")
     _check_text("The command", *command.argv, command.shell, command.cwd, command.user)
     _check_cwd(command.cwd)
-    if command.timeout_s is not None and not 0 < command.timeout_s <= TIMEOUT_MAX_S:
-        raise InvalidRequest(
-            f"timeout_s is {command.timeout_s}.",
-            code="bad_timeout",
-            hint=f"Above 0, and at most {_readable(TIMEOUT_MAX_S, 'seconds')}.",
-        )
+    for name, value in (
+        ("timeout_s", command.timeout_s),
+        ("no_output_timeout_s", command.no_output_timeout_s),
+    ):
+        if value is not None and not 0 < value <= TIMEOUT_MAX_S:
+            raise InvalidRequest(
+                f"{name} is {value}.",
+                code="bad_timeout",
+                hint=f"Above 0, and at most {_readable(TIMEOUT_MAX_S, 'seconds')}.",
+            )
     _in_range("output_limit_bytes", command.output_limit_bytes, 0, OUTPUT_LIMIT_MAX_BYTES, "bytes")
     check_env(command.env)
     size = len(command.shell.encode()) + len(command.stdin) + sum(len(part.encode()) for part in command.argv)

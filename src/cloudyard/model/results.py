@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from cloudyard.model.basics import BackendName, FileKind, SandboxState
+from cloudyard.model.basics import BackendName, FileKind, LimitName, SandboxState
 
 FaultLabel = Literal["policy", "infra"]
 
@@ -20,7 +20,7 @@ class Fault(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     label: FaultLabel
     reason: str
-    """Stable name: exit, signal, timeout, oom, pids, disk, output, killed, lost, not_started."""
+    """Stable name: exit, signal, timeout, no_output, oom, pids, disk, output, killed, lost, not_started."""
     evidence: str = ""
     """What says so: a kernel counter, a guest frame, an errno."""
 
@@ -55,6 +55,9 @@ class ExecResult(Result, tag="exec", frozen=True):
     oom: bool = False
     """Something in the sandbox was killed for memory while it ran: of this command, or of another that ran at
     the same time. It may have ended well all the same."""
+    limits_hit: list[LimitName] = []
+    """Limits of the sandbox or of the command that were seen to be hit while it ran; it may have ended well
+    all the same."""
     duration_s: float = 0.0
     """From the command's start to the end of its first process."""
     stalled_s: float = 0.0

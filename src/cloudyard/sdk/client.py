@@ -20,6 +20,7 @@ from cloudyard.model import (
     BackendName,
     CallResult,
     CallSpec,
+    CpuClass,
     CreateRequest,
     SandboxInfo,
     SandboxSpec,
@@ -48,8 +49,15 @@ class SandboxOptions(TypedDict, total=False):
 
     backend: BackendName
     cpu: float
+    cpu_weight: int
+    cpu_class: CpuClass
     memory: int | str
+    swap: int | str
+    disk: int | str
     pids: int
+    open_files: int
+    user_namespaces: bool
+    lxcfs: bool
     env: dict[str, str]
     cwd: str
     user: str
@@ -134,8 +142,9 @@ class Yard:
         Args:
             image: name of an image of the yard.
             key: create key: the same key gives the same sandbox, however often it is sent.
-            **options: cpu (cores), memory (bytes or "512MiB"), pids, env, cwd, user, hostname, idle_ttl_s,
-                max_ttl_s (seconds), labels, backend.
+            **options: cpu (cores), memory, swap and disk (bytes or "512MiB"), pids, open_files, cpu_weight,
+                cpu_class, user_namespaces, lxcfs, env, cwd, user, hostname, idle_ttl_s, max_ttl_s (seconds),
+                labels, backend; see `SandboxSpec`.
 
         Raises:
             InvalidRequest: an option is misspelt or out of range.

@@ -16,6 +16,7 @@ from cloudyard.model import (
     Done,
     ExecResult,
     Fault,
+    LimitName,
     Pty,
     Resize,
     SendStdin,
@@ -51,6 +52,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool
     oom: bool
     """The sandbox's memory limit killed a process of it."""
+    limits_hit: list[LimitName]
+    """Limits that were seen to be hit while it ran: oom, pids, disk, output."""
     duration_s: float
     stalled_s: float
     """Time in which it could not run through no doing of its own; not counted to its timeout."""
@@ -97,6 +100,7 @@ async def completed(caller: Caller, sandbox: str, result: ExecResult) -> Complet
         truncated=result.truncated,
         timed_out=result.timed_out,
         oom=result.oom,
+        limits_hit=result.limits_hit,
         duration_s=result.duration_s,
         stalled_s=result.stalled_s,
         cpu_s=result.cpu_s,

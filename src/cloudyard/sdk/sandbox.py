@@ -95,6 +95,7 @@ class Sandbox:
         command: str | Sequence[str],
         *,
         timeout_s: float | None = None,
+        no_output_timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str = "",
         user: str = "",
@@ -107,6 +108,7 @@ class Sandbox:
         Args:
             command: a string for `/bin/sh -c`, or a list of arguments that no shell sees.
             timeout_s: kill it after so long; what it wrote until then is in the result.
+            no_output_timeout_s: kill it once it has written nothing for so long.
             env: added to the sandbox's own environment.
             cwd: where it starts; the image's own directory if empty.
             user: who it runs as: a name, a uid or uid:gid.
@@ -127,6 +129,7 @@ class Sandbox:
         spec = command_spec(
             command,
             timeout_s=timeout_s,
+            no_output_timeout_s=no_output_timeout_s,
             env=env,
             cwd=cwd,
             user=user,
@@ -144,6 +147,7 @@ class Sandbox:
         command: str | Sequence[str],
         *,
         timeout_s: float | None = None,
+        no_output_timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str = "",
         user: str = "",
@@ -168,6 +172,7 @@ class Sandbox:
         spec = command_spec(
             command,
             timeout_s=timeout_s,
+            no_output_timeout_s=no_output_timeout_s,
             env=env,
             cwd=cwd,
             user=user,
