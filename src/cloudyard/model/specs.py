@@ -31,7 +31,7 @@ class SandboxSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     open_files: int = 16_384
     """Files that one process of it may have open at once, sockets and pipes included."""
     user_namespaces: bool = False
-    """Let programs in it make user namespaces, and in them others: what the sandboxes of browsers need. More of
+    """Let programs in it make user namespaces, and others in them, as the sandboxes of browsers do. More of
     the kernel can be reached then."""
     lxcfs: bool = False
     """Have /proc say its own memory, processors, load and uptime, for programs that read them there."""
