@@ -22,6 +22,7 @@ from typing import Self
 from anyio import CancelScope, create_task_group, to_thread
 
 from cloudyard.edge.backends.base import Instance, InstanceFacts
+from cloudyard.edge.backends.container.defences import Defences
 from cloudyard.edge.backends.container.instance import ContainerInstance
 from cloudyard.edge.backends.container.maker import Maker
 from cloudyard.edge.backends.container.options import ContainerOptions
@@ -37,7 +38,7 @@ from cloudyard.edge.host.template import LAYERS_MAX, Template
 from cloudyard.errors import InvalidRequest, Unsupported
 from cloudyard.model import Image, SandboxId, SandboxSpec
 
-__all__ = ["ContainerBackend", "ContainerOptions"]
+__all__ = ["ContainerBackend", "ContainerOptions", "Defences"]
 
 NESTING_WEIGHT = 3000  # of the processor: short work that somebody waits for, beside much that takes long
 PIDS_PER_SANDBOX = 8  # of kernel.pid_max, for `capacity`
