@@ -370,7 +370,7 @@ def _check_cwd(cwd: str) -> None:
         raise InvalidRequest(
             f"cwd is {cwd[:200]!r}, which is not absolute or too long.",
             code="bad_cwd",
-            hint=f"Write it from the root of the sandbox, such as /root/work, in at most {PATH_BYTES_MAX} bytes.",
+            hint=f"Write it from the sandbox's root, such as /root/work, in at most {PATH_BYTES_MAX} bytes.",
         )
 
 
