@@ -43,9 +43,10 @@ class Maker:
         self._template = template
         self._guest = guest
 
-    async def park(self) -> Launcher:
-        """A launcher that waits in a slot of its own; leaves nothing if it fails."""
-        site = self._sites.take()
+    async def park(self, cpu_class: CpuClass) -> Launcher:
+        """A launcher that waits in a slot of its own, to make a sandbox of that class; leaves nothing if it
+        fails."""
+        site = self._sites.take(cpu_class)
         try:
             launcher = await to_thread.run_sync(self._launch, site)
         except BaseException as exc:
@@ -111,6 +112,8 @@ class Maker:
         Raises CloudyardError."""
         limits = limits_of(spec)
         try:
+            if not raised.nesting:  # its root keeps what runs in it apart, by processes that it waits for
+                self._sites.pin(raised.site, spec.cpu)
             raised.site.group.set_weight(weight)
             if limits != PARKED_LIMITS:
                 raised.site.group.limit(limits)
