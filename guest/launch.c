@@ -5,17 +5,19 @@
  * the root file system in a private copy of the edge's template mount namespace, becomes the sandbox's own uid and turns into
  * bubblewrap. If the edge ends, however it ends, the socket ends too and a waiting launcher leaves.
  *
- *     launch BASE CGROUPS
+ *     launch BASE CGROUPS NAMESPACES
  *
- * BASE is the first uid of the sandbox's range, CGROUPS how many cgroup.procs files it is given. Descriptors, fixed:
+ * BASE is the first uid of the sandbox's range, CGROUPS how many cgroup.procs files it is given, NAMESPACES the flags of those that
+ * are made here, which are all but those of processes and mounts: bubblewrap makes these. Descriptors, fixed:
  *     0 1  /dev/null                5  the guest's program            8    (made here) the user namespace
  *     2    bubblewrap's complaints  6  the guest's listening socket   9..  cgroup.procs, open for writing
  *     3    control socket          7  bubblewrap's --info-fd
  *     4    the template mount namespace
  *
  * Control socket (SOCK_SEQPACKET): this side sends one `struct report` each time; error 0 means ready. The edge sends one
- * message of NUL-terminated strings: the slot's directory, the number of layers, each layer from the lowest up (paths in the
- * template), then the whole command line of bubblewrap. The socket closes when bubblewrap's exec has worked.
+ * message of NUL-terminated strings: the host name, the slot's directory, how many user namespaces there may be inside (nothing: as
+ * many as on the host), the number of layers, each layer from the lowest up (paths in the template), then the whole command line of
+ * bubblewrap. The socket closes when bubblewrap's exec has worked.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -26,6 +28,7 @@
 #include <net/if.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,7 +68,14 @@ struct go {
     const char *directory;
     const char *layers[LAYERS_MAX];
     size_t layer_count;
+    const char *user_namespaces;
     char *argv[ARGS_MAX + 1];
+};
+
+/* What the process that makes the user namespace says of it. */
+struct made {
+    int error;
+    int limit_fd; /* its descriptor of USER_NAMESPACES, which is a file of each user namespace's own */
 };
 
 /* The kernel's struct mount_attr and those of capset(2): the kernel's own headers are not there for every libc. */
@@ -79,11 +89,10 @@ struct cap_header {
 struct cap_data {
     uint32_t effective, permitted, inheritable;
 };
-/* All but those of processes and mounts, which bubblewrap makes. */
-#define NAMESPACES (CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 #define CAP_VERSION_3 0x20080522u
 #define CAP_SYS_ADMIN_BIT (1u << 21)
 #define IDMAP 0x00100000u          /* MOUNT_ATTR_IDMAP */
+#define USER_NAMESPACES "/proc/sys/user/max_user_namespaces"
 #define CLONE_TREE (1u | O_CLOEXEC) /* OPEN_TREE_CLONE */
 #define FROM_EMPTY_PATH 0x4u       /* MOVE_MOUNT_F_EMPTY_PATH */
 
@@ -162,21 +171,25 @@ static int become(uid_t base)
     return setgroups(0, NULL) || setresgid(base, base, base) || setresuid(base, base, base) ? -1 : 0;
 }
 
-/* The child whose user namespace we take. Its owner must be BASE, or bubblewrap as BASE could not enter it. CAP_SYS_ADMIN is
+/* The child whose user namespace we take; gives a descriptor of its USER_NAMESPACES. The namespace's owner must be BASE, or bubblewrap as BASE could not enter it. CAP_SYS_ADMIN is
  * kept over the change of uid because some kernels (AppArmor on Ubuntu) let nobody else make user namespaces. */
-static int own_user_namespace(uid_t base)
+static int own_user_namespace(uid_t base, unsigned namespaces)
 {
     struct cap_header head = {.version = CAP_VERSION_3};
     struct cap_data caps[2] = {{.effective = CAP_SYS_ADMIN_BIT, .permitted = CAP_SYS_ADMIN_BIT}};
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) || become(base) || syscall(SYS_capset, &head, caps))
         return -1;
-    return unshare(CLONE_NEWUSER | NAMESPACES);
+    if (unshare((int)namespaces))
+        return -1;
+    return open(USER_NAMESPACES, O_WRONLY | O_CLOEXEC);
 }
 
-static void make_user_namespace(uid_t base)
+/* Gives a descriptor of the namespace's USER_NAMESPACES. */
+static int make_user_namespace(uid_t base, unsigned namespaces)
 {
     char path[64], map[64];
-    int pair[2], error;
+    struct made made;
+    int pair[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         give_up("make a socket pair", "");
@@ -185,17 +198,18 @@ static void make_user_namespace(uid_t base)
         give_up("fork", "");
     if (child == 0) {
         close(pair[0]);
-        error = own_user_namespace(base) ? errno : 0;
-        (void)!write(pair[1], &error, sizeof error);
-        (void)!read(pair[1], &error, sizeof error); /* until the parent is done with us, or gone */
+        made.limit_fd = own_user_namespace(base, namespaces);
+        made.error = made.limit_fd < 0 ? errno : 0;
+        (void)!write(pair[1], &made, sizeof made);
+        (void)!read(pair[1], &made, sizeof made); /* until the parent is done with us, or gone */
         _exit(0);
     }
     close(pair[1]);
     snprintf(map, sizeof map, "0 %u %u", base, UID_RANGE);
-    if (read(pair[0], &error, sizeof error) != sizeof error)
+    if (read(pair[0], &made, sizeof made) != sizeof made)
         refuse("hear from the process that makes the user namespace", map);
-    if (error) {
-        errno = error;
+    if (made.error) {
+        errno = made.error;
         give_up("make the user namespace", map);
     }
     snprintf(path, sizeof path, "/proc/%d/uid_map", child);
@@ -208,13 +222,18 @@ static void make_user_namespace(uid_t base)
         give_up("open", path);
     close(fd);
     fd = (int)syscall(SYS_pidfd_open, child, 0u);
-    if (fd < 0 || setns(fd, NAMESPACES))
+    unsigned others = namespaces & ~(unsigned)CLONE_NEWUSER;
+    if (fd < 0 || (others && setns(fd, (int)others)))
         give_up("enter the namespaces of", path);
+    int limit_fd = (int)syscall(SYS_pidfd_getfd, fd, made.limit_fd, 0u);
+    if (limit_fd < 0)
+        give_up("take over the descriptor of", USER_NAMESPACES);
     close(fd);
     close(pair[0]);
     while (waitpid(child, NULL, 0) < 0)
         if (errno != EINTR)
             give_up("wait for the process that made the user namespace", "");
+    return limit_fd;
 }
 
 /* Its own network has only the loopback device. Programs of the sandbox may listen on any port and use ping. */
@@ -256,9 +275,11 @@ static void read_go(struct go *go)
         else if (strings == 1)
             go->directory = at;
         else if (strings == 2)
+            go->user_namespaces = at;
+        else if (strings == 3)
             go->layer_count = number(at, LAYERS_MAX);
-        else if (strings < 3 + go->layer_count)
-            go->layers[strings - 3] = at;
+        else if (strings < 4 + go->layer_count)
+            go->layers[strings - 4] = at;
         else if (arguments < ARGS_MAX)
             go->argv[arguments++] = at;
         else
@@ -269,7 +290,7 @@ static void read_go(struct go *go)
 }
 
 /* A view of the layer in which its uid 0 is BASE, at /lower/INDEX. */
-static void place_layer(const char *layer, size_t index)
+static void place_layer(const char *layer, size_t index, bool mapped)
 {
     struct mount_idmap idmap = {.set = IDMAP, .userns = FD_USERNS};
     char place[32];
@@ -277,7 +298,7 @@ static void place_layer(const char *layer, size_t index)
     int tree = (int)syscall(SYS_open_tree, AT_FDCWD, layer, CLONE_TREE);
     if (tree < 0)
         give_up("clone the mount of layer", layer);
-    if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &idmap, sizeof idmap))
+    if (mapped && syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &idmap, sizeof idmap))
         give_up("map the owners of layer", layer);
     snprintf(place, sizeof place, "/lower/%zu", index);
     if (syscall(SYS_move_mount, tree, "", AT_FDCWD, place, FROM_EMPTY_PATH))
@@ -287,7 +308,7 @@ static void place_layer(const char *layer, size_t index)
 
 /* The sandbox's root, at /root of this namespace. Every path in the options is one of the template's or relative, because
  * the sandbox can read them in its mountinfo. `volatile`: without it, taking the sandbox down syncs the host's whole disk. */
-static void build_root(const struct go *go)
+static void build_root(const struct go *go, bool mapped)
 {
     char options[64 + LAYERS_MAX * 12];
     int used = snprintf(options, sizeof options, "volatile,upperdir=upper,workdir=work,lowerdir=");
@@ -297,7 +318,7 @@ static void build_root(const struct go *go)
     if (unshare(CLONE_NEWNS))
         give_up("copy", "the template mount namespace");
     for (size_t i = 0; i < go->layer_count; i++)
-        place_layer(go->layers[i], i);
+        place_layer(go->layers[i], i, mapped);
     for (size_t i = go->layer_count; i-- > 0;) /* overlay wants the highest first */
         used += snprintf(options + used, sizeof options - (size_t)used, "/lower/%zu%s", i, i ? ":" : "");
     if (chdir(go->directory))
@@ -312,10 +333,13 @@ int main(int argc, char **argv)
 {
     struct go go = {0};
 
-    if (argc != 3)
+    if (argc != 4)
         refuse("start: wrong number of arguments to", argv[0] ? argv[0] : "launch");
     uid_t base = (uid_t)number(argv[1], UINT32_MAX);
     unsigned cgroups = (unsigned)number(argv[2], CGROUPS_MAX);
+    unsigned namespaces = (unsigned)number(argv[3], INT32_MAX);
+    bool mapped = namespaces & CLONE_NEWUSER;
+    int limit_fd = -1;
     umask(022);
     set_soft_limits();
     setsid(); /* a Ctrl-C for the edge is none for its sandboxes */
@@ -327,16 +351,24 @@ int main(int argc, char **argv)
         give_up("set aside", "a descriptor");
 
     join_cgroups(cgroups);
-    make_user_namespace(base);
-    set_up_network(base);
+    if (mapped)
+        limit_fd = make_user_namespace(base, namespaces);
+    else if (unshare((int)namespaces))
+        give_up("make", "namespaces");
+    if (namespaces & CLONE_NEWNET)
+        set_up_network(base);
     tell(0, "ready", "");
 
     read_go(&go);
-    if (sethostname(go.hostname, strlen(go.hostname)))
+    if (namespaces & CLONE_NEWUTS && sethostname(go.hostname, strlen(go.hostname)))
         give_up("set the host name", go.hostname);
-    build_root(&go);
+    build_root(&go, mapped);
     if (become(base))
         give_up("take on the sandbox's uid", argv[1]);
+    /* As the namespace's owner, who may all in it; the host's root need not have every capability. */
+    size_t digits = strlen(go.user_namespaces);
+    if (limit_fd >= 0 && digits && write(limit_fd, go.user_namespaces, digits) != (ssize_t)digits)
+        give_up("limit", USER_NAMESPACES);
     execv(go.argv[0], go.argv);
     give_up("run", go.argv[0]);
 }

@@ -22,6 +22,11 @@
 #define FDS_A_COMMAND 4u   /* channel, stdin, stdout, stderr */
 #define FDS_WHILE_STARTING 4u
 #define SIGNALS 64 /* that the kernel has */
+#ifdef GUEST_KEEPS_DESCRIPTORS
+#define LISTENER_DUPLICATE F_DUPFD
+#else
+#define LISTENER_DUPLICATE F_DUPFD_CLOEXEC
+#endif
 
 static struct guest guest;
 
@@ -98,7 +103,7 @@ static void open_descriptors(int listen_fd)
 {
 	if (!privilege_close_others(&listen_fd, 1))
 		die("close inherited descriptors", errno);
-	guest.listen_fd = fcntl(listen_fd, F_DUPFD_CLOEXEC, 3); /* at least 3, whatever number it came with */
+	guest.listen_fd = fcntl(listen_fd, LISTENER_DUPLICATE, 3); /* at least 3, whatever number it came with */
 	if (guest.listen_fd < 0 || fcntl(guest.listen_fd, F_SETFL, O_NONBLOCK) != 0)
 		die("the listening socket", errno);
 	(void)close(listen_fd);
@@ -120,9 +125,11 @@ static void become(unsigned uid)
 	if (uid != UINT32_MAX && !privilege_drop_to(uid, &fault))
 		die(fault.text, fault.error);
 	guest.house.own_uid = getuid();
+#ifndef GUEST_DUMPABLE
 	/* After the change of user, which sets it anew. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
 		die("become undumpable", errno);
+#endif
 }
 
 static void silence(void)

@@ -86,6 +86,9 @@ bool privilege_become(const struct house *house, const struct identity *identity
 
 static bool close_range_of(unsigned first, unsigned last)
 {
+#ifdef GUEST_KEEPS_DESCRIPTORS /* for a test that shows what this is good for */
+	return true;
+#endif
 	return first > last || syscall(SYS_close_range, first, last, 0) == 0;
 }
 

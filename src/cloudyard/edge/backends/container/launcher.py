@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from anyio import wait_readable
 
+from cloudyard.edge.backends.container.defences import Defences
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.cgroups import Limits
 from cloudyard.edge.host.processes import Process, Watcher, spawn
@@ -65,13 +66,18 @@ class Launcher:
         if len(said) != REPORT.size or REPORT.unpack(said)[0] != 0:
             self._fail(said)
 
-    async def go(self, hostname: str, layers: Sequence[str], argv: Sequence[str]) -> int:
+    async def go(
+        self, hostname: str, layers: Sequence[str], argv: Sequence[str], *, user_namespaces: str
+    ) -> int:
         """Have it become bubblewrap. Gives the pid of the sandbox's PID 1, which has then begun to be set up.
+
+        `user_namespaces`: how many there may be inside; nothing: as many as on the host.
 
         Raises:
             CloudyardError: it failed; says at what.
         """
-        strings = (hostname, f"/boxes/{self.site.slot}", str(len(layers)), *layers, *argv)
+        directory = f"/boxes/{self.site.slot}"
+        strings = (hostname, directory, user_namespaces, str(len(layers)), *layers, *argv)
         try:
             self._control.send(b"".join(part.encode() + b"\0" for part in strings))
         except OSError:
@@ -138,7 +144,9 @@ class Launcher:
         )
 
 
-def launch(site: Site, limits: Limits, *, program: str, template: int, guest: int) -> Launcher:
+def launch(
+    site: Site, limits: Limits, *, program: str, template: int, guest: int, namespaces: int
+) -> Launcher:
     """Make the site and start a launcher in it. Blocks for some milliseconds: for a thread.
 
     Args:
@@ -147,6 +155,7 @@ def launch(site: Site, limits: Limits, *, program: str, template: int, guest: in
         program: the launcher's path.
         template: descriptor of the template mount namespace.
         guest: descriptor of the guest's program.
+        namespaces: those to make, as flags of clone(2).
 
     Raises:
         OSError: what failed; the site may be there in part.
@@ -178,12 +187,12 @@ def launch(site: Site, limits: Limits, *, program: str, template: int, guest: in
             for fd in (info, words):
                 os.set_blocking(fd, False)
             ours.setblocking(False)
-            pid = spawn([program, str(site.base), str(len(entries))], fds)
+            pid = spawn([program, str(site.base), str(len(entries)), str(namespaces)], fds)
             undo.pop_all()
     return Launcher(site, pid, control=ours, info=info, words=words)
 
 
-def bubblewrap(program: str, *, shm_bytes: int, nesting: bool) -> list[str]:
+def bubblewrap(program: str, *, shm_bytes: int, nesting: bool, defences: Defences) -> list[str]:
     """The command line that makes a sandbox of what the launcher has prepared.
 
     Capabilities are the fewest with which package managers, su and sshd worked, and more where root inside is
@@ -191,15 +200,21 @@ def bubblewrap(program: str, *, shm_bytes: int, nesting: bool) -> list[str]:
     machine's memory.
     """
     names = (*CAPABILITIES, *NESTING_CAPABILITIES) if nesting else CAPABILITIES
-    capabilities = [part for name in names for part in ("--cap-add", f"CAP_{name}")]
+    capabilities = ["--cap-drop", "ALL", *(part for name in names for part in ("--cap-add", f"CAP_{name}"))]
+    userns = ("--userns", str(FD_USERNS), "--uid", "0", "--gid", "0")
     return [
         program,
-        *("--userns", str(FD_USERNS), "--info-fd", str(FD_INFO), "--unshare-pid", "--as-pid-1"),
-        *("--bind", "/root", "/", "--proc", "/proc", "--dev", "/dev"),
+        *(userns if defences.user_namespace else ()),
+        *("--info-fd", str(FD_INFO)),
+        *(("--unshare-pid", "--as-pid-1") if defences.pid_namespace else ()),
+        *("--bind" if defences.nodev else "--dev-bind", "/root", "/"),
+        *(("--proc", "/proc") if defences.pid_namespace else ("--bind", "/proc", "/proc")),
+        *(("--dev", "/dev") if defences.own_devices else ("--dev-bind", "/dev", "/dev")),
         *("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm"),
-        *("--chdir", "/", "--uid", "0", "--gid", "0"),
-        *capabilities,
-        *(f"/proc/self/fd/{FD_GUEST}", "--listen", str(FD_LISTEN), "--uid", str(GUEST_UID)),
+        *("--chdir", "/"),
+        *(capabilities if defences.capabilities else ("--cap-add", "ALL")),
+        *(f"/proc/self/fd/{FD_GUEST}", "--listen", str(FD_LISTEN)),
+        *("--uid", str(GUEST_UID if defences.guest_uid else 0)),
     ]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import anyio
 from anyio import CancelScope, to_thread
+from msgspec.structs import replace
 
+from cloudyard.edge.backends.container.defences import Defences
 from cloudyard.edge.backends.container.launcher import Launcher, bubblewrap, launch
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site, refused
@@ -15,11 +17,12 @@ from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
 from cloudyard.edge.probe import GuestSilent, prove
 from cloudyard.errors import SandboxUnavailable
-from cloudyard.model import MIB, SandboxSpec, parse_size
+from cloudyard.model import MIB, CpuClass, SandboxSpec, parse_size
 
 PARK_WAIT_S = 20.0  # a launcher that is not ready then has failed
 START_WAIT_S = 20.0  # from go to the guest's answer
 OWN_PIDS = 8  # processes of ours in a sandbox, beyond those that its user may have
+NO_LIMIT_BYTES, NO_LIMIT_PIDS = 2**50, 2**22  # more than any machine has
 PARKED_LIMITS = Limits(memory_bytes=512 * MIB, cpu=1.0, pids=256 + OWN_PIDS)
 
 
@@ -84,10 +87,21 @@ class Maker:
 
     async def _start(self, launcher: Launcher, shape: Shape) -> Raised:
         options = self._options
-        argv = bubblewrap(str(options.bubblewrap), shm_bytes=options.shm_bytes, nesting=shape.nesting)
+        argv = bubblewrap(
+            str(options.bubblewrap),
+            shm_bytes=options.shm_bytes,
+            nesting=shape.nesting,
+            defences=options.defences,
+        )
         try:
             with anyio.fail_after(START_WAIT_S):
-                process = self._watcher.watch(await launcher.go(shape.hostname, shape.layers, argv))
+                child = await launcher.go(
+                    shape.hostname,
+                    shape.layers,
+                    argv,
+                    user_namespaces="0" if options.defences.userns_limit else "",
+                )
+                process = self._watcher.watch(child)
                 started = start_time(process.pid)
                 await _proved(launcher.site, shape)
         except TimeoutError as exc:
@@ -107,12 +121,21 @@ class Maker:
         launcher.close()
         return Raised(launcher.site, process, started)
 
-    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int) -> None:
-        """Give a sandbox the limits of its spec, which is normalised, and its share of a busy processor.
-        Raises CloudyardError."""
-        limits = limits_of(spec)
+    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int, pinned: bool) -> None:
+        """Give a sandbox what its spec, which is normalised, asks for.
+
+        Args:
+            raised: the sandbox.
+            spec: with its limits.
+            weight: its share of a busy processor.
+            pinned: whether it sees only as many processors as it has cores.
+
+        Raises:
+            CloudyardError: the kernel refused.
+        """
+        limits = _limits(limits_of(spec), self._options.defences)
         try:
-            if not raised.nesting:  # its root keeps what runs in it apart, by processes that it waits for
+            if pinned:
                 self._sites.pin(raised.site, spec.cpu)
             raised.site.group.set_weight(weight)
             if limits != PARKED_LIMITS:
@@ -136,14 +159,30 @@ class Maker:
                 launcher.close()
 
     def _launch(self, site: Site) -> Launcher:
-        program = str(self._options.launcher)
-        return launch(site, PARKED_LIMITS, program=program, template=self._template.fd, guest=self._guest)
+        return launch(
+            site,
+            PARKED_LIMITS,
+            program=str(self._options.launcher),
+            template=self._template.fd,
+            guest=self._guest,
+            namespaces=self._options.defences.namespaces,
+        )
 
 
 def limits_of(spec: SandboxSpec) -> Limits:
     """What a sandbox of this spec, which is normalised, may use, with what is ours in it."""
     memory = parse_size(spec.memory, what="memory")
-    return Limits(memory_bytes=memory, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
+    swap = parse_size(spec.swap, what="swap")
+    return Limits(memory_bytes=memory, swap_bytes=swap, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
+
+
+def _limits(limits: Limits, defences: Defences) -> Limits:
+    """What is left of them where a defence is down."""
+    return replace(
+        limits,
+        memory_bytes=limits.memory_bytes if defences.memory_limit else NO_LIMIT_BYTES,
+        pids=limits.pids if defences.pids_limit else NO_LIMIT_PIDS,
+    )
 
 
 async def _proved(site: Site, shape: Shape) -> None:

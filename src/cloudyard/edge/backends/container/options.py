@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from cloudyard.edge.backends.container.defences import Defences
 from cloudyard.edge.host.layers import LayerMount
 from cloudyard.edge.host.slots import CLAIMS_DIR
 from cloudyard.model import MIB
@@ -47,6 +48,8 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     """Size of each sandbox's /dev/shm."""
     claims: Path = CLAIMS_DIR
     """Where the yards of this machine agree on who has which uids."""
+    defences: Defences = Defences()
+    """All; tests of each take one away."""
 
     @property
     def boxes(self) -> Path:

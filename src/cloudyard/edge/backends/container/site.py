@@ -35,7 +35,7 @@ class Site:
 
     def __init__(self, slot: int, options: ContainerOptions, group: Group) -> None:
         self.slot = slot
-        self.base = uid_base(slot)
+        self.base = uid_base(slot) if options.defences.own_ids else 0
         self.group = group
         self.directory = options.boxes / str(slot)
         self.socket_path = options.guests / f"{slot}.sock"

@@ -52,8 +52,8 @@ class Sites:
         slots.keep(self._left)
 
     def take(self, cpu_class: CpuClass) -> Site:
-        """A site with nothing on it, for a sandbox of that class. Raises LimitExceeded when the machine has no
-        slot left."""
+        """A site with nothing on it, for a sandbox of that class. Raises LimitExceeded when the machine has
+        no slot left."""
         slot = self._slots.take()
         return Site(slot, self._options, self._groups.group(str(slot), idle=cpu_class == "best_effort"))
 

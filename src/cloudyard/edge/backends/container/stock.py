@@ -19,6 +19,7 @@ from anyio import Event, create_task_group
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.processes import Process
 from cloudyard.errors import CloudyardError
+from cloudyard.model import CpuClass
 
 PATIENCE_S = 0.03  # before one is replaced, while most of its shape are still there
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Shape(NamedTuple):
     hostname: str
     probe: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
+    cpu_class: CpuClass = "latency"
     nesting: bool = False
     """Its root may make namespaces of its own."""
 

@@ -18,12 +18,29 @@ import anyio
 from msgspec import Struct
 
 from cloudyard.edge.backends.base import Usage
-from cloudyard.edge.host.cgroups.limits import CONTROLLERS, CPUSET, WEIGHT_DEFAULT, Limits
+from cloudyard.edge.host.cgroups.limits import (
+    CONTROLLERS,
+    CPUSET,
+    IDLE_PARENT,
+    PARENT,
+    WEIGHT_DEFAULT,
+    Limits,
+)
 from cloudyard.edge.host.cgroups.v1 import CgroupsV1
 from cloudyard.edge.host.cgroups.v2 import CgroupsV2
 from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable, Unsupported
 
-__all__ = ["WEIGHT_DEFAULT", "Cgroups", "Group", "Limits", "freeze", "open_cgroups", "refused", "remove"]
+__all__ = [
+    "WEIGHT_DEFAULT",
+    "Cgroups",
+    "Group",
+    "Limits",
+    "freeze",
+    "open_cgroups",
+    "parent_names",
+    "refused",
+    "remove",
+]
 
 FREEZE_WAIT_S = 5.0
 REMOVE_WAIT_S = 5.0
@@ -100,6 +117,11 @@ class Cgroups(Protocol):
 
     def close(self) -> None:
         """Remove the parents, if nothing is in them."""
+
+
+def parent_names(tag: str) -> tuple[str, str]:
+    """The paths of a yard's parent groups, below the root of each hierarchy that they are in."""
+    return f"{PARENT}/{tag}", f"{IDLE_PARENT}/{tag}"
 
 
 def open_cgroups(tag: str, subtree: Path | None = None) -> Cgroups:

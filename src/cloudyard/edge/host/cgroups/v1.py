@@ -123,7 +123,9 @@ class CgroupsV1:
         homes = {controller: root / PARENT / tag for controller, root in roots.items()}
         idle_top = roots["cpu"] / IDLE_PARENT
         # Only what shares the processor's hierarchy is elsewhere for those that are to run last.
-        idle_homes = {name: idle_top / tag if roots[name] == roots["cpu"] else at for name, at in homes.items()}
+        idle_homes = {
+            name: idle_top / tag if roots[name] == roots["cpu"] else at for name, at in homes.items()
+        }
         self._homes = list(dict.fromkeys((*homes.values(), *idle_homes.values())))
         files.make_parents(self._homes)
         files.write(idle_top / "cpu.idle", "1")  # not before: another yard may have removed it until now
