@@ -9,7 +9,7 @@
 #define PROTOCOL_VERSION 1u
 #define FRAME_HEADER_BYTES 16u
 #define FIELD_HEADER_BYTES 6u
-#define FRAME_BODY_BYTES_MAX (1024u * 1024u + 64u * 1024u)
+#define FRAME_BODY_BYTES_MAX ((2048u + 512u) * 1024u)
 
 enum kind {
 	KIND_HELLO = 1,

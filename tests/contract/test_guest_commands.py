@@ -27,6 +27,17 @@ def test_argv_is_passed_as_it_is(client: GuestClient) -> None:
     assert (told.stdout, told.stderr, told.exit_code) == (b"a b||$HOME|'|\\|", b"", 0)
 
 
+def test_arguments_of_a_mebibyte_and_more_are_passed(client: GuestClient) -> None:
+    chunk = "x" * 65_536
+    told = client.run(1, ["printf", "%s", *[chunk] * 28])
+    assert told.stdout == chunk.encode() * 28
+
+
+def test_more_than_the_kernel_takes_is_told_as_its_refusal(client: GuestClient) -> None:
+    assert refusal(client.run(1, ["printf", *["x"] * 240_000])) == ("exec", errno.E2BIG)
+    assert client.run(2, ["true"]).exit_code == 0
+
+
 def test_a_string_runs_through_the_shell(client: GuestClient) -> None:
     told = client.run(1, "echo out; echo err >&2; exit 7")
     assert (told.stdout, told.stderr, told.exit_code) == (b"out\n", b"err\n", 7)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cloudyard.errors import CloudyardError, InvalidRequest, Unsupported
+from cloudyard.edge.records import Head
+from cloudyard.edge.translate import exec_frame
+from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded, Unsupported
 from cloudyard.model import (
     CALL_ARGS_BYTES_MAX,
     CALL_BYTES_MAX,
@@ -16,12 +18,17 @@ from cloudyard.model import (
     CALL_PRELOAD_MAX,
     CALL_QUEUE_MAX_S,
     CALL_TOTAL_MAX_S,
+    COMMAND_BYTES_MAX,
+    ENV_BYTES_MAX,
     MIB,
+    PATH_BYTES_MAX,
+    USER_BYTES_MAX,
     CallResult,
     CallSpec,
     Case,
     CaseResult,
     CommandSpec,
+    ImageConfig,
     SandboxSpec,
     call_limit_s,
     check_command,
@@ -30,6 +37,7 @@ from cloudyard.model import (
     normalised,
     normalised_call,
 )
+from cloudyard.wire.guest import FRAME_BODY_MAX
 from cloudyard.wire.messages import MESSAGE_BYTES_MAX, encode, raw
 
 
@@ -47,6 +55,49 @@ def test_what_is_no_text_is_refused_as_such(command: CommandSpec):
     with pytest.raises(InvalidRequest) as caught:
         check_command(command)
     assert caught.value.code == "bad_text"
+
+
+WIDE = [str(number) for number in range(150_000)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        CommandSpec(argv=["x" * (COMMAND_BYTES_MAX - 9)]),
+        CommandSpec(argv=["x", *[""] * (COMMAND_BYTES_MAX // 9 - 2)]),
+        CommandSpec(argv=["a"], env={number: number for number in WIDE[:90_000]}),
+        CommandSpec(shell="x" * COMMAND_BYTES_MAX, cwd="/" * PATH_BYTES_MAX, user="u" * USER_BYTES_MAX),
+    ],
+)
+def test_the_largest_commands_fit_into_a_frame_with_all_that_goes_with_them(command: CommandSpec):
+    check_command(command)
+    env = {number: number for number in WIDE[:13_000]}
+    spec = normalised(SandboxSpec(image="a", env=env))
+    head = Head(sandbox="", project="", spec=spec, image=ImageConfig(), created_at=0.0, created_mono=0.0)
+    frame = exec_frame(1, command, head)
+    assert len(frame) <= FRAME_BODY_MAX
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        CommandSpec(argv=["x" * (COMMAND_BYTES_MAX - 8)]),
+        CommandSpec(argv=["x"] * (COMMAND_BYTES_MAX // 10 + 1)),
+        CommandSpec(argv=["a"], env={number: number for number in WIDE}),
+        CommandSpec(shell="x", stdin=bytes(COMMAND_BYTES_MAX)),
+    ],
+)
+def test_what_the_kernel_would_not_take_is_refused_before_it_is_sent(command: CommandSpec):
+    with pytest.raises(LimitExceeded) as caught:
+        check_command(command)
+    assert caught.value.code == "command_too_large"
+    assert "at most 2 MiB fit" in caught.value.message
+
+
+def test_an_environment_that_would_fill_every_command_is_refused():
+    with pytest.raises(LimitExceeded) as caught:
+        normalised(SandboxSpec(image="a", env={"A": "x" * ENV_BYTES_MAX}))
+    assert caught.value.code == "env_too_large"
 
 
 def test_text_of_any_script_is_taken():

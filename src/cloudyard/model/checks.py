@@ -9,12 +9,14 @@ from msgspec.structs import replace
 from cloudyard.errors import InvalidRequest, LimitExceeded, Unsupported
 from cloudyard.model.basics import (
     COMMAND_BYTES_MAX,
+    COMMAND_ENTRY_BYTES,
     CPU_MAX,
     CPU_MIN,
     CPU_WEIGHT_MAX,
     CPU_WEIGHT_MIN,
     DISK_MAX_BYTES,
     DISK_MIN_BYTES,
+    ENV_BYTES_MAX,
     GIB,
     KEY_BYTES_MAX,
     KIB,
@@ -34,6 +36,7 @@ from cloudyard.model.basics import (
     TIMEOUT_MAX_S,
     TTL_MAX_S,
     TTL_MIN_S,
+    USER_BYTES_MAX,
     parse_size,
 )
 from cloudyard.model.calls import (
@@ -60,6 +63,7 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
 
     Raises:
         InvalidRequest: a value is out of its range; the sentence names the field, the value and the range.
+        LimitExceeded: env is over ENV_BYTES_MAX.
         Unsupported: the backend makes no sandboxes.
     """
     if spec.backend == "function":
@@ -92,8 +96,15 @@ def normalised(spec: SandboxSpec) -> SandboxSpec:
             hint=f"At most {LABELS_MAX} labels of {LABEL_BYTES_MAX} characters, name and value together.",
         )
     check_env(spec.env)
+    if (size := _entries_size(*spec.env.items())) > ENV_BYTES_MAX:
+        raise LimitExceeded(
+            f"env has {size} bytes; at most {_readable(ENV_BYTES_MAX, 'bytes')} fit.",
+            code="env_too_large",
+            hint="Write large values to a file in the sandbox.",
+        )
     _check_text("The spec", spec.cwd, spec.user, *spec.labels, *spec.labels.values())
     _check_cwd(spec.cwd)
+    _check_user(spec.user)
     return replace(spec, memory=memory, swap=swap, disk=disk)
 
 
@@ -247,6 +258,7 @@ def check_command(command: CommandSpec) -> None:
         raise InvalidRequest("The command holds a NUL byte, which no argument can carry.", code="bad_command")
     _check_text("The command", *command.argv, command.shell, command.cwd, command.user)
     _check_cwd(command.cwd)
+    _check_user(command.user)
     for name, value in (
         ("timeout_s", command.timeout_s),
         ("no_output_timeout_s", command.no_output_timeout_s),
@@ -259,11 +271,13 @@ def check_command(command: CommandSpec) -> None:
             )
     _in_range("output_limit_bytes", command.output_limit_bytes, 0, OUTPUT_LIMIT_MAX_BYTES, "bytes")
     check_env(command.env)
-    size = len(command.shell.encode()) + len(command.stdin) + sum(len(part.encode()) for part in command.argv)
-    size += sum(len(name.encode()) + len(value.encode()) for name, value in command.env.items())
+    size = len(command.shell.encode()) + len(command.stdin)
+    size += _entries_size(*((part,) for part in command.argv), *command.env.items())
     if size > COMMAND_BYTES_MAX:
         raise LimitExceeded(
-            f"The command with its environment and stdin is {size} bytes; at most {COMMAND_BYTES_MAX} fit.",
+            f"The command with its environment and stdin is {size} bytes; at most "
+            f"{_readable(COMMAND_BYTES_MAX, 'bytes')} fit, in which each argument and variable counts "
+            f"{COMMAND_ENTRY_BYTES} bytes besides its own.",
             code="command_too_large",
             hint="Write large input to a file first, or send it through stdin of a started command.",
         )
@@ -283,6 +297,11 @@ def check_env(env: dict[str, str]) -> None:
                 hint="A name is not empty and holds no =, and nothing holds a NUL byte.",
             )
         _check_text("env", name, value)
+
+
+def _entries_size(*entries: tuple[str, ...]) -> int:
+    """Bytes of arguments and variables as the kernel counts them: never fewer than they take in a frame."""
+    return sum(COMMAND_ENTRY_BYTES + sum(len(text.encode()) for text in entry) for entry in entries)
 
 
 def check_path(path: str) -> None:
@@ -347,11 +366,20 @@ def _check_text(what: str, *texts: str) -> None:
 
 
 def _check_cwd(cwd: str) -> None:
-    if cwd and not cwd.startswith("/"):
+    if cwd and (not cwd.startswith("/") or len(cwd.encode()) > PATH_BYTES_MAX):
         raise InvalidRequest(
-            f"cwd is {cwd[:200]!r}, which is not absolute.",
+            f"cwd is {cwd[:200]!r}, which is not absolute or too long.",
             code="bad_cwd",
-            hint="Write it from the root of the sandbox, such as /root/work.",
+            hint=f"Write it from the sandbox's root, such as /root/work, in at most {PATH_BYTES_MAX} bytes.",
+        )
+
+
+def _check_user(user: str) -> None:
+    if len(user.encode()) > USER_BYTES_MAX:
+        raise InvalidRequest(
+            f"user is {user[:80]!r}..., which is too long.",
+            code="bad_user",
+            hint=f"A name, a uid or uid:gid, of {USER_BYTES_MAX} bytes at most.",
         )
 
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from cloudyard.errors import Conflict, InvalidRequest, NotFound
 from cloudyard.model import (
-    COMMAND_BYTES_MAX,
+    KIB,
     MIB,
     OUTPUT_LIMIT_DEFAULT_BYTES,
     CommandInfo,
@@ -46,7 +46,7 @@ from cloudyard.sdk.tasks import plain_task_group
 from cloudyard.sdk.transport import Caller, text_only
 
 KILL_WITHIN_S = 10.0  # after the caller of `run` was cancelled
-INLINE_STDIN_BYTES_MAX = COMMAND_BYTES_MAX // 2  # larger input goes through the pipe of a started command
+INLINE_STDIN_BYTES_MAX = 384 * KIB  # larger input goes through the pipe of a started command
 START_OUTPUT_LIMIT_DEFAULT_BYTES = 256 * MIB  # kept per stream of a started command, which may run for long
 _SHELL = "command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l"
 
