@@ -186,7 +186,9 @@ def test_a_group_runs_on_the_processors_that_it_was_given(token: str, leaks: Non
     with in_group(group.entries()) as sleeper:
         wait_until_sync(lambda: group.pids() == [sleeper.pid], "it is in")
         group.set_cpus(groups.cpus[-1:])
-        assert os.sched_getaffinity(sleeper.pid) == set(groups.cpus[-1:])
+        wait_until_sync(
+            lambda: os.sched_getaffinity(sleeper.pid) == set(groups.cpus[-1:]), "it may run there"
+        )
         assert group.cpus() == groups.cpus[-1:]
         sleeper.kill()
     remove(group)
