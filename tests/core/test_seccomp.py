@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from errno import errorcode
 
 import pyseccomp
 import pytest
@@ -44,15 +45,12 @@ def test_every_call_of_the_policy_is_refused_as_it_says(filters: Filters, call: 
         arguments = [0] * 6
         for test in rule.when:
             arguments[test.argument] = test.value + (test.how == "above")
-        expected = os.strerror(rule.error) if rule.error else "done"
-        found = said(filters["sandbox"], call, *arguments)
-        assert found == "done" or os.strerror(getattr(__import__("errno"), found)) == expected
+        expected = errorcode[rule.error] if rule.error else "done"
+        assert said(filters["sandbox"], call, *arguments) == expected
 
 
 @on_x86_64
-@pytest.mark.parametrize(
-    "call", ["read", "execve", "ptrace", "clone", "unshare", "prctl", "seccomp", "chroot"]
-)
+@pytest.mark.parametrize("call", ["read", "execve", "ptrace", "clone", "unshare", "prctl", "chroot"])
 def test_what_is_not_named_is_allowed(filters: Filters, call: str) -> None:
     assert all(said(filters[name], call) == "allowed" for name in filters)
 
@@ -141,12 +139,8 @@ def test_namespaces_are_made_by_whom_the_profile_lets(
     ],
 )
 def test_only_a_worker_mounts(filters: Filters, profile: str, mount: str, umount: str, setns: str) -> None:
-    program = filters[profile]
-    assert (said(program, "mount"), said(program, "umount2"), said(program, "setns")) == (
-        mount,
-        umount,
-        setns,
-    )
+    found = [said(filters[profile], call) for call in ("mount", "umount2", "setns")]
+    assert found == [mount, umount, setns]
 
 
 @pytest.mark.parametrize(

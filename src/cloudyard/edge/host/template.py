@@ -116,9 +116,11 @@ def _build(boxes: Path, filters: Mapping[str, bytes]) -> int:
             os.makedirs(f"{root}/{name}")
         for path in (NOWHERE, FILTERS):
             os.mkdir(root + path)
-        Path(root + NOTHING).touch()
-        for name, content in filters.items():
-            Path(f"{root}{FILTERS}/{name}").write_bytes(content)
+            os.chmod(root + path, 0o755)  # whatever our umask, here and below: sandboxes' uids open them
+        files = {f"{FILTERS}/{name}": program for name, program in filters.items()}
+        for path, content in {NOTHING: b"", **files}.items():
+            Path(root + path).write_bytes(content)
+            os.chmod(root + path, 0o444)
     finally:
         os.close(source)
     os.chdir(root)
