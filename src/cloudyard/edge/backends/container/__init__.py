@@ -33,6 +33,7 @@ from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
 from cloudyard.edge.host.processes import Process, Watcher, start_time
+from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
 from cloudyard.edge.meminfo import swap_total_bytes
@@ -79,7 +80,7 @@ class ContainerBackend:
 
     async def create_nesting(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         # Past the stock: few are made, and none may take the place of one that a user is about to ask for.
-        shape = (await self._shape(spec, image))._replace(nesting=True)
+        shape = (await self._shape(spec, image))._replace(profile="worker")
         raised = await self._maker.start(await self._pool.take(shape.cpu_class), shape)
         # It runs on whatever processor is free: those that wait for its calls use many at once.
         return await self._fitted(raised, sandbox, spec, weight=NESTING_WEIGHT, pinned=False)
@@ -100,6 +101,7 @@ class ContainerBackend:
             probe=tuple(config.probe),
             env=tuple(config.env.items()),
             cpu_class=spec.cpu_class,
+            profile="user_namespaces" if spec.user_namespaces else "sandbox",
         )
 
     async def _fitted(
@@ -176,7 +178,10 @@ class ContainerBackend:
             closing.callback(os.close, guest)
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
-            template = self._template = await Template.make(options.boxes, options.layer_mount)
+            filters = await to_thread.run_sync(build_filters)
+            template = self._template = await Template.make(
+                options.boxes, options.layer_mount, filters=filters
+            )
             closing.callback(template.close)
             async with create_task_group() as behind:
                 needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled
