@@ -110,8 +110,7 @@ class Census:
 
 
 def yard_groups(tag: str) -> list[Path]:
-    """The cgroup of the yard of this tag, in each hierarchy that has one: several in version 1, one in version
-    2."""
+    """The cgroup of the yard of this tag in each hierarchy that has one: in version 1 there are several."""
     root = Path("/sys/fs/cgroup")
     return [*root.glob(f"*/cloudyard/{tag}"), *root.glob(f"cloudyard/{tag}")]
 
