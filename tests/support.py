@@ -26,7 +26,7 @@ BUILD_DIR = REPOSITORY / "build"  # git-ignored; what is costly to make and may 
 WAIT_S = 10.0  # bound of one wait for a condition
 POLL_S = 0.01
 LIVE_PROGRAMS = ("bwrap", "mkfs.erofs", "mmdebstrap")
-TEST_IMAGE, TEST_PACKAGES = "debian", ("python3",)
+TEST_IMAGE, TEST_PACKAGES = "debian", ("python3", "procps", "adduser")
 COMPILER_IMAGE, COMPILER_PACKAGES = "compiler", ("python3", "gcc", "libc6-dev")
 
 
