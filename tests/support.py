@@ -111,7 +111,7 @@ class Census:
 
 
 def yard_groups(tag: str) -> list[Path]:
-    """The cgroups of the yard of this tag, in each hierarchy that has them: in version 1 there are several."""
+    """The cgroups of the yard of this tag in each hierarchy that has them: in version 1 there are several."""
     root = Path("/sys/fs/cgroup")
     names = [name for parent in parent_names(tag) for name in (f"*/{parent}", parent)]
     return [group for name in names for group in root.glob(name)]
