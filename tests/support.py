@@ -26,7 +26,7 @@ BUILD_DIR = REPOSITORY / "build"  # git-ignored; what is costly to make and may 
 WAIT_S = 10.0  # bound of one wait for a condition
 POLL_S = 0.01
 LIVE_PROGRAMS = ("bwrap", "mkfs.erofs", "mmdebstrap")
-TEST_IMAGE, TEST_PACKAGES = "debian", ("python3",)
+TEST_IMAGE, TEST_PACKAGES = "debian", ("python3", "procps", "adduser")
 COMPILER_IMAGE, COMPILER_PACKAGES = "compiler", ("python3", "gcc", "libc6-dev")
 
 
@@ -107,6 +107,12 @@ class Census:
             for kind in ("processes", "cgroups", "mounts", "loops", "namespaces", "claims")
             for thing in sorted(getattr(self, kind) - getattr(before, kind))
         ]
+
+
+def yard_groups(tag: str) -> list[Path]:
+    """The cgroup of the yard of this tag in each hierarchy that has one: in version 1 there are several."""
+    root = Path("/sys/fs/cgroup")
+    return [*root.glob(f"*/cloudyard/{tag}"), *root.glob(f"cloudyard/{tag}")]
 
 
 def take_census(token: str) -> Census:
