@@ -36,7 +36,12 @@ CYCLES = 100
 
 # What may be seen of the host's tree in a sandbox's mounts: the roots of mounts that it has for itself, and
 # devices.
-MOUNT_ROOTS = {"/", *(f"/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))}
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "console")
+MASKS = ("nothing", "nowhere")  # what hides others
+MOUNT_ROOTS = {
+    "/",
+    *(f"/{name}" for name in (*DEVICES, "nothing", "nowhere")),
+}  # the last two: what hides others
 
 MakeBackend = Callable[[], AbstractAsyncContextManager[Backend]]
 

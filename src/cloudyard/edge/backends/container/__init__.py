@@ -33,6 +33,7 @@ from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, open_cgroups
 from cloudyard.edge.host.processes import Process, Watcher, start_time
+from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
 from cloudyard.errors import InvalidRequest, Unsupported
@@ -76,7 +77,7 @@ class ContainerBackend:
 
     async def create_nesting(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         # Past the stock: few are made, and none may take the place of one that a user is about to ask for.
-        shape = (await self._shape(spec, image))._replace(nesting=True)
+        shape = (await self._shape(spec, image))._replace(profile="worker")
         raised = await self._maker.start(await self._pool.take(), shape)
         return await self._fitted(raised, sandbox, spec, weight=NESTING_WEIGHT)
 
@@ -95,6 +96,7 @@ class ContainerBackend:
             hostname=spec.hostname,
             probe=tuple(config.probe),
             env=tuple(config.env.items()),
+            profile="user_namespaces" if spec.user_namespaces else "sandbox",
         )
 
     async def _fitted(
@@ -153,7 +155,10 @@ class ContainerBackend:
             closing.callback(os.close, guest)
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
-            template = self._template = await Template.make(options.boxes, options.layer_mount)
+            filters = await to_thread.run_sync(build_filters)
+            template = self._template = await Template.make(
+                options.boxes, options.layer_mount, filters=filters
+            )
             closing.callback(template.close)
             async with create_task_group() as behind:
                 needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled

@@ -6,13 +6,15 @@ import anyio
 from anyio import CancelScope, to_thread
 from msgspec.structs import replace
 
+from cloudyard.edge.backends.container.bubblewrap import order
 from cloudyard.edge.backends.container.defences import Defences
-from cloudyard.edge.backends.container.launcher import Launcher, bubblewrap, launch
+from cloudyard.edge.backends.container.launcher import Launcher, launch
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site, refused
 from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape
 from cloudyard.edge.host.cgroups import Limits
+from cloudyard.edge.host.masks import Masks, masks_here
 from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
 from cloudyard.edge.probe import GuestSilent, prove
@@ -45,6 +47,7 @@ class Maker:
         self._watcher = watcher
         self._template = template
         self._guest = guest
+        self._masks = masks_here() if options.defences.proc_masks else Masks((), ())
 
     async def park(self) -> Launcher:
         """A launcher that waits in a slot of its own; leaves nothing if it fails."""
@@ -85,21 +88,9 @@ class Maker:
             raise
 
     async def _start(self, launcher: Launcher, shape: Shape) -> Raised:
-        options = self._options
-        argv = bubblewrap(
-            str(options.bubblewrap),
-            shm_bytes=options.shm_bytes,
-            nesting=shape.nesting,
-            defences=options.defences,
-        )
         try:
             with anyio.fail_after(START_WAIT_S):
-                child = await launcher.go(
-                    shape.hostname,
-                    shape.layers,
-                    argv,
-                    user_namespaces="0" if options.defences.userns_limit else "",
-                )
+                child = await launcher.go(order(self._options, shape, self._masks))
                 process = self._watcher.watch(child)
                 started = start_time(process.pid)
                 await _proved(launcher.site, shape)

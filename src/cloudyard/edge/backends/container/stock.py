@@ -18,6 +18,7 @@ from anyio import Event, create_task_group
 
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.processes import Process
+from cloudyard.edge.host.seccomp import Profile
 from cloudyard.errors import CloudyardError
 
 PATIENCE_S = 0.03  # before one is replaced, while most of its shape are still there
@@ -34,8 +35,8 @@ class Shape(NamedTuple):
     hostname: str
     probe: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
-    nesting: bool = False
-    """Its root may make namespaces of its own."""
+    profile: Profile = "sandbox"
+    """What its system calls may do, and with it its root."""
 
 
 class Raised(NamedTuple):
