@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from cloudyard.edge.host.seccomp.newer import newer_calls
@@ -23,8 +25,9 @@ Filters = Mapping[str, bytes]
 """Programs for the kernel: one for each profile, and NEWER."""
 
 
+@cache
 def build_filters() -> Filters:
-    """Every filter, for this machine. Takes some tens of milliseconds.
+    """Every filter, for this machine. Takes some tens of milliseconds, once in the life of a process.
 
     Raises:
         Unsupported: there is no libseccomp, or it is too old, or knows nothing of this machine.
@@ -33,7 +36,7 @@ def build_filters() -> Filters:
     filters: dict[str, bytes] = {NEWER: newer_calls(os.uname().machine)}
     for profile in PROFILES:
         filters[profile] = _program(library, rules(profile))
-    return filters
+    return MappingProxyType(filters)
 
 
 def _library() -> Any:
