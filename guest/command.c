@@ -312,10 +312,13 @@ static void read_reports(struct guest *guest, struct command *command)
 		ssize_t got = recv(command->channel, &report, sizeof report, MSG_DONTWAIT);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
-		if (got < (ssize_t)offsetof(struct report, fault)) {
+		bool whole = got == (ssize_t)sizeof report;
+		if (!whole && (got < (ssize_t)offsetof(struct report, fault) || report.kind == REPORT_FAILED)) {
 			loop_close(guest, &command->channel); /* it is exiting: its end is known when it is reaped */
 			return;
 		}
+		/* A keeper reads files of the sandbox, so it is not believed in what would be memory of ours. */
+		report.fault.what[sizeof report.fault.what - 1] = report.fault.text[sizeof report.fault.text - 1] = '\0';
 		take_report(guest, command, &report);
 	}
 }

@@ -67,7 +67,8 @@ struct guest {
 
 	struct command *commands[COMMANDS_MAX];
 	unsigned commands_max, turn;
-	bool hunting; /* for orphans of killed keepers */
+	bool children; /* that ended may wait to be reaped */
+	bool hunting;  /* for orphans of killed keepers */
 	uint64_t hunt_at_us;
 	uint64_t rest_at_us; /* when unused memory is given back; 0: nothing to give */
 
@@ -80,6 +81,8 @@ bool loop_rewatch(struct guest *guest, int fd, uint32_t events, enum source sour
 void loop_unwatch(struct guest *guest, int fd);
 /* Unwatches before it closes: a keeper that was just forked may hold a copy, and epoll would go on about it. */
 void loop_close(struct guest *guest, int *fd);
+/* Waits for something to happen, or for what is due, and deals with it. */
+void loop_turn(struct guest *guest);
 _Noreturn void loop_run(struct guest *guest);
 
 /* connection.c */

@@ -10,14 +10,14 @@
  * BASE is the first uid of the sandbox's range, CGROUPS how many cgroup.procs files it is given, NAMESPACES the flags of those that
  * are made here, which are all but those of processes and mounts: bubblewrap makes these. Descriptors, fixed:
  *     0 1  /dev/null                5  the guest's program            8    (made here) the user namespace
- *     2    bubblewrap's complaints  6  the guest's listening socket   9..  cgroup.procs, open for writing
- *     3    control socket          7  bubblewrap's --info-fd
+ *     2    bubblewrap's complaints  6  the guest's listening socket   9..  cgroup.procs, open for writing; later
+ *     3    control socket          7  bubblewrap's --info-fd              (made here) filters of system calls
  *     4    the template mount namespace
  *
  * Control socket (SOCK_SEQPACKET): this side sends one `struct report` each time; error 0 means ready. The edge sends one
  * message of NUL-terminated strings: the host name, the slot's directory, how many user namespaces there may be inside (nothing: as
- * many as on the host), the number of layers, each layer from the lowest up (paths in the template), then the whole command line of
- * bubblewrap. The socket closes when bubblewrap's exec has worked.
+ * many as on the host), the number of layers, each layer from the lowest up (paths in the template), the number of filters, the
+ * file of each filter (the same), then the whole command line of bubblewrap. The socket closes when bubblewrap's exec has worked.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -48,12 +48,14 @@ enum {
     FD_TEMPLATE = 4,
     FD_USERNS = 8,
     FD_CGROUPS = 9,
+    FD_FILTERS = FD_CGROUPS,
 };
 
 #define UID_RANGE 65536u     /* uids of one sandbox */
 #define GO_BYTES_MAX 65536   /* the edge's one message */
 #define LAYERS_MAX 32        /* as many as the template has places for, /lower/0 and up */
 #define ARGS_MAX 256         /* arguments of bubblewrap */
+#define FILTERS_MAX 4
 #define CGROUPS_MAX 16
 #define FILES_SOFT 1024u         /* open files that a program has unless it asks for more, as on most systems */
 
@@ -69,6 +71,8 @@ struct go {
     const char *layers[LAYERS_MAX];
     size_t layer_count;
     const char *user_namespaces;
+    const char *filters[FILTERS_MAX];
+    size_t filter_count;
     char *argv[ARGS_MAX + 1];
 };
 
@@ -254,6 +258,15 @@ static void set_up_network(uid_t base)
     write_file("/proc/sys/net/ipv4/ping_group_range", group_range);
 }
 
+static char *next_string(char **at, const char *end)
+{
+    char *string = *at;
+    if (string == end)
+        refuse("read the message to go: it ends early", "");
+    *at += strlen(string) + 1;
+    return string;
+}
+
 /* Cut the edge's message into its strings. */
 static void read_go(struct go *go)
 {
@@ -268,25 +281,24 @@ static void read_go(struct go *go)
     if ((size_t)size > sizeof text || text[size - 1])
         refuse("read the message to go", "");
 
-    size_t strings = 0, arguments = 0;
-    for (char *at = text; at < text + size; at += strlen(at) + 1, strings++) {
-        if (strings == 0)
-            go->hostname = at;
-        else if (strings == 1)
-            go->directory = at;
-        else if (strings == 2)
-            go->user_namespaces = at;
-        else if (strings == 3)
-            go->layer_count = number(at, LAYERS_MAX);
-        else if (strings < 4 + go->layer_count)
-            go->layers[strings - 4] = at;
-        else if (arguments < ARGS_MAX)
-            go->argv[arguments++] = at;
-        else
+    char *at = text, *end = text + size;
+    go->hostname = next_string(&at, end);
+    go->directory = next_string(&at, end);
+    go->user_namespaces = next_string(&at, end);
+    go->layer_count = number(next_string(&at, end), LAYERS_MAX);
+    for (size_t i = 0; i < go->layer_count; i++)
+        go->layers[i] = next_string(&at, end);
+    go->filter_count = number(next_string(&at, end), FILTERS_MAX);
+    for (size_t i = 0; i < go->filter_count; i++)
+        go->filters[i] = next_string(&at, end);
+    size_t arguments = 0;
+    do {
+        if (arguments == ARGS_MAX)
             refuse("read the message to go: too many arguments, at", at);
-    }
-    if (go->layer_count == 0 || arguments == 0)
-        refuse("read the message to go: no layers or no arguments", "");
+        go->argv[arguments++] = next_string(&at, end);
+    } while (at < end);
+    if (go->layer_count == 0)
+        refuse("read the message to go: no layers for", go->directory);
 }
 
 /* A view of the layer in which its uid 0 is BASE, at /lower/INDEX. */
@@ -329,6 +341,27 @@ static void build_root(const struct go *go, bool mapped)
         give_up("enter", "/");
 }
 
+/* As the namespace's owner, who may do everything in it: the host's root need not have every capability. */
+static void limit_user_namespaces(int fd, const char *most)
+{
+    ssize_t digits = (ssize_t)strlen(most);
+    if (digits && write(fd, most, (size_t)digits) != digits)
+        give_up("limit", USER_NAMESPACES);
+    close(fd);
+}
+
+/* Each launcher opens the filters by itself: who shares a descriptor shares its place in the file too. */
+static void open_filters(const struct go *go)
+{
+    for (size_t i = 0; i < go->filter_count; i++) {
+        int fd = open(go->filters[i], O_RDONLY), place = FD_FILTERS + (int)i;
+        if (fd < 0 || dup2(fd, place) < 0)
+            give_up("open", go->filters[i]);
+        if (fd != place)
+            close(fd);
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct go go = {0};
@@ -365,10 +398,9 @@ int main(int argc, char **argv)
     build_root(&go, mapped);
     if (become(base))
         give_up("take on the sandbox's uid", argv[1]);
-    /* As the namespace's owner, who may all in it; the host's root need not have every capability. */
-    size_t digits = strlen(go.user_namespaces);
-    if (limit_fd >= 0 && digits && write(limit_fd, go.user_namespaces, digits) != (ssize_t)digits)
-        give_up("limit", USER_NAMESPACES);
+    if (limit_fd >= 0)
+        limit_user_namespaces(limit_fd, go.user_namespaces);
+    open_filters(&go);
     execv(go.argv[0], go.argv);
     give_up("run", go.argv[0]);
 }

@@ -63,7 +63,7 @@ static void take_signals(const struct guest *guest)
 				_exit(0); /* never as PID 1, which does not ask for them; keepers end their trees */
 }
 
-static void dispatch(struct guest *guest, const struct epoll_event *event, bool *children)
+static void dispatch(struct guest *guest, const struct epoll_event *event)
 {
 	enum source source = (enum source)(event->data.u64 >> 32);
 	unsigned index = (unsigned)(event->data.u64 & UINT32_MAX);
@@ -73,7 +73,7 @@ static void dispatch(struct guest *guest, const struct epoll_event *event, bool 
 		break;
 	case SOURCE_CHILDREN:
 		take_signals(guest);
-		*children = true;
+		guest->children = true;
 		break;
 	case SOURCE_CONNECTION:
 		connection_event(guest, index, event->events);
@@ -97,12 +97,12 @@ static void rest(struct guest *guest)
 		pages_give_back(guest->outbox, sizeof guest->outbox);
 }
 
-static int timeout_ms(const struct guest *guest, bool children)
+static int timeout_ms(const struct guest *guest)
 {
 	uint64_t first = command_deadline(guest), now;
 	if (guest->rest_at_us != 0 && guest->rest_at_us < first)
 		first = guest->rest_at_us;
-	if (children)
+	if (guest->children)
 		return 0;
 	if (first == UINT64_MAX)
 		return -1;
@@ -110,24 +110,27 @@ static int timeout_ms(const struct guest *guest, bool children)
 	return first <= now ? 0 : (int)((first - now) / 1000 + 1);
 }
 
-void loop_run(struct guest *guest)
+void loop_turn(struct guest *guest)
 {
 	struct epoll_event events[EVENTS_A_TURN];
-	bool children = false;
-	for (;;) {
-		int count = epoll_wait(guest->epoll_fd, events, EVENTS_A_TURN, timeout_ms(guest, children));
-		for (int i = 0; i < count; i++)
-			dispatch(guest, &events[i], &children);
-		if (children)
-			children = reap(guest);
-		uint64_t now = now_us();
-		command_tick(guest, now);
-		connection_pump(guest);
-		if (count > 0 && guest->rest_at_us == 0) {
-			guest->rest_at_us = now + REST_AFTER_US;
-		} else if (guest->rest_at_us != 0 && now >= guest->rest_at_us) {
-			guest->rest_at_us = 0;
-			rest(guest);
-		}
+	int count = epoll_wait(guest->epoll_fd, events, EVENTS_A_TURN, timeout_ms(guest));
+	for (int i = 0; i < count; i++)
+		dispatch(guest, &events[i]);
+	if (guest->children)
+		guest->children = reap(guest);
+	uint64_t now = now_us();
+	command_tick(guest, now);
+	connection_pump(guest);
+	if (count > 0 && guest->rest_at_us == 0) {
+		guest->rest_at_us = now + REST_AFTER_US;
+	} else if (guest->rest_at_us != 0 && now >= guest->rest_at_us) {
+		guest->rest_at_us = 0;
+		rest(guest);
 	}
+}
+
+void loop_run(struct guest *guest)
+{
+	for (;;)
+		loop_turn(guest);
 }

@@ -13,6 +13,7 @@ import pytest
 
 import support
 
+collect_ignore = ["integrations"]  # run in environments of their own
 LEAK_GRACE_S = 10.0  # namespaces and cgroups die some time after their processes
 
 

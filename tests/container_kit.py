@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
-from support import REPOSITORY
+from support import REPOSITORY, yard_groups
 
 POOL_SIZE = 3
 GUEST_DIR = REPOSITORY / "guest"
@@ -35,7 +35,7 @@ def options_in(directory: Path, programs: Path) -> ContainerOptions:
 
 def places(options: ContainerOptions) -> dict[str, set[str]]:
     """What is on the host of each slot of this yard."""
-    groups = Path("/sys/fs/cgroup").glob(f"*/cloudyard/{options.tag}/*/")
+    groups = [group for parent in yard_groups(options.tag) for group in parent.glob("*/")]
     return {
         "cgroups": {group.name for group in groups},
         "boxes": {path.name for path in options.boxes.glob("*")},

@@ -12,6 +12,7 @@ from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.edge.functions import Functions
 from cloudyard.images.depot import Depot
 from cloudyard.model import CallResult, CallSpec, Case, CaseResult, normalised_call
+from support import yard_groups
 
 EDGE = "e1"
 CORES = 1.0  # so that there are two workers
@@ -45,17 +46,15 @@ class Calls:
 def hosts(options: ContainerOptions) -> list[int]:
     """Host pids of the programs in this yard's workers that make cells: Python, begun by a guest's keeper."""
     found = []
-    for path in Path("/sys/fs/cgroup/pids/cloudyard").glob(f"{options.tag}/**/cgroup.procs"):
-        for pid in path.read_text().split():
-            try:
-                parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
-                of_guest = (
-                    Path(f"/proc/{parent}/comm").read_text().strip() == "keeper"
-                )  # the guest's hand that holds commands
-                if of_guest and Path(f"/proc/{pid}/comm").read_text().startswith("python"):
-                    found.append(int(pid))
-            except OSError:
-                continue
+    listed = [path for group in yard_groups(options.tag) for path in group.glob("**/cgroup.procs")]
+    for pid in {pid for path in listed for pid in path.read_text().split()}:
+        try:
+            parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+            of_guest = Path(f"/proc/{parent}/comm").read_text().strip() == "keeper"  # it holds commands
+            if of_guest and Path(f"/proc/{pid}/comm").read_text().startswith("python"):
+                found.append(int(pid))
+        except OSError:
+            continue
     return found
 
 

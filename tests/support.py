@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cloudyard.edge.host.cgroups import parent_names
 from cloudyard.images.build import build_debian
 from cloudyard.images.depot import Depot
 
@@ -26,7 +27,7 @@ BUILD_DIR = REPOSITORY / "build"  # git-ignored; what is costly to make and may 
 WAIT_S = 10.0  # bound of one wait for a condition
 POLL_S = 0.01
 LIVE_PROGRAMS = ("bwrap", "mkfs.erofs", "mmdebstrap")
-TEST_IMAGE, TEST_PACKAGES = "debian", ("python3",)
+TEST_IMAGE, TEST_PACKAGES = "debian", ("python3", "procps", "adduser")
 COMPILER_IMAGE, COMPILER_PACKAGES = "compiler", ("python3", "gcc", "libc6-dev")
 
 
@@ -107,6 +108,13 @@ class Census:
             for kind in ("processes", "cgroups", "mounts", "loops", "namespaces", "claims")
             for thing in sorted(getattr(self, kind) - getattr(before, kind))
         ]
+
+
+def yard_groups(tag: str) -> list[Path]:
+    """The cgroups of the yard of this tag in each hierarchy that has them: in version 1 there are several."""
+    root = Path("/sys/fs/cgroup")
+    names = [name for parent in parent_names(tag) for name in (f"*/{parent}", parent)]
+    return [group for name in names for group in root.glob(name)]
 
 
 def take_census(token: str) -> Census:

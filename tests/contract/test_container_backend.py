@@ -26,7 +26,7 @@ from cloudyard.images.depot import Depot
 from cloudyard.model import MIB, Image, SandboxSpec
 from cloudyard.testing.backend_contract import SPEC, MakeBackend, SandboxContract, new_id, run
 from container_kit import POOL_SIZE, places
-from support import wait_until
+from support import wait_until, yard_groups
 
 pytestmark = pytest.mark.live
 
@@ -234,9 +234,9 @@ async def test_limits_are_those_of_the_spec(options: ContainerOptions, depot: Pa
     spec = SandboxSpec(image="debian", cpu=0.5, memory=64 * MIB, pids=20)
     async with maker(options, depot)() as backend:
         instance = await backend.create(new_id(), spec, image)
-        group = f"cloudyard/{options.tag}/{instance.facts.slot}"
         names = ("memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us", "cpu.max", "pids.max")
-        files = [path for name in names for path in Path("/sys/fs/cgroup").glob(f"*/{group}/{name}")]
+        groups = [parent / str(instance.facts.slot) for parent in yard_groups(options.tag)]
+        files = [group / name for name in names for group in groups if (group / name).exists()]
         found = [path.read_text().split()[0] for path in files]
         await instance.stop()
     assert found == [str(64 * MIB), "50000", "28"]

@@ -17,10 +17,11 @@ from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.images.depot import Depot
 from cloudyard.model import MIB, Image, SandboxSpec
 from cloudyard.testing.backend_contract import new_id
-from support import wait_until
+from support import wait_until, yard_groups
 
 pytestmark = pytest.mark.live
 STOCK = 2
+MEMORY_LIMITS = ("memory.limit_in_bytes", "memory.max")
 SPEC = SandboxSpec(image="debian", memory=256 * MIB)
 
 
@@ -33,7 +34,7 @@ async def stocked(options: ContainerOptions, depot: Path) -> AsyncIterator[Conta
 def guests(options: ContainerOptions) -> set[int]:
     """Host pids of the yard's PID 1s: the processes in its cgroups that are no launchers."""
     found = set()
-    for path in Path("/sys/fs/cgroup/pids/cloudyard").glob(f"{options.tag}/*/cgroup.procs"):
+    for path in [path for group in yard_groups(options.tag) for path in group.glob("*/cgroup.procs")]:
         try:
             pids = path.read_text().split()
             found |= {int(pid) for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "guest"}
@@ -71,9 +72,9 @@ async def test_the_limits_are_those_of_who_takes_it(
         first = await backend.create(new_id(), SPEC, image)
         await wait_until(lambda: ready(backend) == 1, "one raised ahead")
         second = await backend.create(new_id(), replace(SPEC, memory=64 * MIB), image)
-        limit = Path("/sys/fs/cgroup/memory/cloudyard") / options.tag / str(second.facts.slot)
-        if limit.exists():
-            assert int((limit / "memory.limit_in_bytes").read_text()) == 64 * MIB
+        slot = second.facts.slot
+        files = [group / f"{slot}/{name}" for group in yard_groups(options.tag) for name in MEMORY_LIMITS]
+        assert [int(path.read_text()) for path in files if path.exists()] == [64 * MIB]
         await stop_all(first, second)
 
 

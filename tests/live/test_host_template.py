@@ -77,6 +77,9 @@ async def test_only_what_bubblewrap_needs_is_in_the_template(boxes: Path) -> Non
         "boxes",
         "layers",
         "lower",
+        "filters",
+        "nothing",
+        "nowhere",
     }
 
 

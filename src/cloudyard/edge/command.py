@@ -54,6 +54,7 @@ class Command:
         "timed_out",
         "timer",
         "tree_gone",
+        "unsent",
         "waits",
     )
 
@@ -77,6 +78,8 @@ class Command:
         """It has a place in the guest."""
         self.sent = False
         """The guest was asked to start it."""
+        self.unsent = 0
+        """How often the guest was asked and turned out never to have got it."""
         self.started_at = 0.0
         """The monotonic clock when it was asked for."""
         self.stalled_s = 0.0
@@ -117,6 +120,7 @@ class Command:
     def unsend(self) -> None:
         """The guest never got it: neither the command nor its stdin."""
         self.sent = self.placed = False
+        self.unsent += 1
         if self.stdin is not None:
             self.stdin.resume(0)
 

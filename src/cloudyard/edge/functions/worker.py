@@ -17,6 +17,8 @@ from cloudyard.edge.backends.base import Instance, Nesting, Resizable
 from cloudyard.edge.functions import inside
 from cloudyard.edge.functions.frames import Answer, Decoder, HostError, pack
 from cloudyard.edge.guest_link import GuestLink
+from cloudyard.edge.host.masks import masks_here
+from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.poller import Poller
 from cloudyard.edge.stdin import Stdin
 from cloudyard.errors import CloudyardError, SandboxUnavailable, Unsupported
@@ -256,7 +258,9 @@ class Worker:
                 (Tag.OPTIONS, Options.STDIN),
             )
         )
-        self._send(inside.STDIN + pack([("preload", module.encode()) for module in self.shape.preload]))
+        self._send(
+            inside.STDIN + pack(_walls() + [("preload", module.encode()) for module in self.shape.preload])
+        )
         with anyio.move_on_after(START_WAIT_S):
             try:
                 await self._until(lambda: self._ready or self._refused is not None)
@@ -330,6 +334,16 @@ class Worker:
             hint="Make the call again: nothing of it is left.",
             retry_safe=True,
         )
+
+
+def _walls() -> list[tuple[str, bytes]]:
+    """What stands around each call of a worker, as inside/walls.py reads it: what a sandbox has too."""
+    masks = masks_here()
+    return [
+        ("filter", build_filters()["sandbox"]),
+        *(("hidden_file", name.encode()) for name in masks.files),
+        *(("hidden_folder", name.encode()) for name in masks.folders),
+    ]
 
 
 NO_PYTHON = "the image has no python3"

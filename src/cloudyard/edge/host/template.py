@@ -10,7 +10,9 @@ takes it all down.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from anyio import Lock, to_thread
 
@@ -21,6 +23,9 @@ from cloudyard.errors import LimitExceeded, Unsupported
 LAYERS_MAX = 32  # layers of one image; the launcher has the same bound
 TEMPLATE_LAYERS_MAX = 1024  # layers mounted at once
 BOXES = "/boxes"  # where the template shows the folder of the sandboxes' disks
+FILTERS = "/filters"  # and its programs for the kernel's filter of system calls
+NOTHING, NOWHERE = "/nothing", "/nowhere"  # an empty file and an empty folder, to hide others with
+NO_FILTERS: Mapping[str, bytes] = MappingProxyType({})
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
@@ -35,14 +40,16 @@ class Template:
         self._lock = Lock()
 
     @classmethod
-    async def make(cls, boxes: Path, way: LayerMount = "auto") -> Template:
-        """Build one that shows `boxes` at BOXES.
+    async def make(
+        cls, boxes: Path, way: LayerMount = "auto", *, filters: Mapping[str, bytes] = NO_FILTERS
+    ) -> Template:
+        """Build one that shows `boxes` at BOXES and the filters, by name, in FILTERS.
 
         Raises:
             Unsupported: this process may not make mount namespaces.
         """
         try:
-            fd = await to_thread.run_sync(lambda: syscalls.on_own_thread(lambda: _build(boxes)))
+            fd = await to_thread.run_sync(lambda: syscalls.on_own_thread(lambda: _build(boxes, filters)))
         except OSError as exc:
             raise Unsupported(
                 f"Making a mount namespace failed at {exc.filename or 'unshare'}: {exc.strerror}.",
@@ -91,7 +98,7 @@ class Template:
             os.close(mounted)
 
 
-def _build(boxes: Path) -> int:
+def _build(boxes: Path, filters: Mapping[str, bytes]) -> int:
     """Make the namespace on this thread, which must end after it. Gives its descriptor."""
     syscalls.unshare(syscalls.CLONE_FS | syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -107,6 +114,13 @@ def _build(boxes: Path) -> int:
         _bind(f"/proc/self/fd/{source}", root + BOXES)
         for name in ("tmp", "old", "root", "layers", *(f"lower/{i}" for i in range(LAYERS_MAX))):
             os.makedirs(f"{root}/{name}")
+        for path in (NOWHERE, FILTERS):
+            os.mkdir(root + path)
+            os.chmod(root + path, 0o755)  # whatever our umask, here and below: sandboxes' uids open them
+        files = {f"{FILTERS}/{name}": program for name, program in filters.items()}
+        for path, content in {NOTHING: b"", **files}.items():
+            Path(root + path).write_bytes(content)
+            os.chmod(root + path, 0o444)
     finally:
         os.close(source)
     os.chdir(root)

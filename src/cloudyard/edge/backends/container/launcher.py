@@ -11,14 +11,14 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from anyio import wait_readable
 
-from cloudyard.edge.backends.container.defences import Defences
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.cgroups import Limits
 from cloudyard.edge.host.processes import Process, Watcher, spawn
+from cloudyard.edge.host.template import BOXES
 from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable, Unsupported
 
 FD_WORDS, FD_CONTROL, FD_TEMPLATE, FD_GUEST, FD_LISTEN, FD_INFO, FD_USERNS, FD_CGROUPS = (
@@ -31,17 +31,24 @@ FD_WORDS, FD_CONTROL, FD_TEMPLATE, FD_GUEST, FD_LISTEN, FD_INFO, FD_USERNS, FD_C
     8,
     9,
 )
+FD_FILTERS = FD_CGROUPS  # once the cgroups are joined
 REPORT = struct.Struct("<i60s256s")
 GO_BYTES_MAX = 65_536
 INFO_BYTES_MAX = 4096
 WORDS_BYTES_MAX = 2048  # of what bubblewrap said last
-CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID", "KILL", "SYS_CHROOT")
-NESTING_CAPABILITIES = (
-    "SYS_ADMIN",  # namespaces and mounts
-    "SYS_RESOURCE",  # to forbid user namespaces to what runs in them
-    "SETPCAP",  # to give up the bounding set
-)
-GUEST_UID = 65_533  # of the sandbox's uids; its root can neither signal nor trace nor slow what has another
+
+
+class Order(NamedTuple):
+    """What a launcher that waits is told. Paths are the template's."""
+
+    hostname: str
+    user_namespaces: str
+    """How many there may be inside; nothing: as many as on the host."""
+    layers: Sequence[str]
+    filters: Sequence[str]
+    """Files with filters of system calls, open from FD_FILTERS on."""
+    argv: Sequence[str]
+    """Bubblewrap's command line."""
 
 
 class Launcher:
@@ -66,18 +73,18 @@ class Launcher:
         if len(said) != REPORT.size or REPORT.unpack(said)[0] != 0:
             self._fail(said)
 
-    async def go(
-        self, hostname: str, layers: Sequence[str], argv: Sequence[str], *, user_namespaces: str
-    ) -> int:
+    async def go(self, order: Order) -> int:
         """Have it become bubblewrap. Gives the pid of the sandbox's PID 1, which has then begun to be set up.
-
-        `user_namespaces`: how many there may be inside; nothing: as many as on the host.
 
         Raises:
             CloudyardError: it failed; says at what.
         """
-        directory = f"/boxes/{self.site.slot}"
-        strings = (hostname, directory, user_namespaces, str(len(layers)), *layers, *argv)
+        strings = (
+            *(order.hostname, f"{BOXES}/{self.site.slot}", order.user_namespaces),
+            *(str(len(order.layers)), *order.layers),
+            *(str(len(order.filters)), *order.filters),
+            *order.argv,
+        )
         try:
             self._control.send(b"".join(part.encode() + b"\0" for part in strings))
         except OSError:
@@ -190,32 +197,6 @@ def launch(
             pid = spawn([program, str(site.base), str(len(entries)), str(namespaces)], fds)
             undo.pop_all()
     return Launcher(site, pid, control=ours, info=info, words=words)
-
-
-def bubblewrap(program: str, *, shm_bytes: int, nesting: bool, defences: Defences) -> list[str]:
-    """The command line that makes a sandbox of what the launcher has prepared.
-
-    Capabilities are the fewest with which package managers, su and sshd worked, and more where root inside is
-    to make namespaces of its own. /dev/shm has a size of its own, for a tmpfs would else be half of the
-    machine's memory.
-    """
-    names = (*CAPABILITIES, *NESTING_CAPABILITIES) if nesting else CAPABILITIES
-    capabilities = ["--cap-drop", "ALL", *(part for name in names for part in ("--cap-add", f"CAP_{name}"))]
-    userns = ("--userns", str(FD_USERNS), "--uid", "0", "--gid", "0")
-    return [
-        program,
-        *(userns if defences.user_namespace else ()),
-        *("--info-fd", str(FD_INFO)),
-        *(("--unshare-pid", "--as-pid-1") if defences.pid_namespace else ()),
-        *("--bind" if defences.nodev else "--dev-bind", "/root", "/"),
-        *(("--proc", "/proc") if defences.pid_namespace else ("--bind", "/proc", "/proc")),
-        *(("--dev", "/dev") if defences.own_devices else ("--dev-bind", "/dev", "/dev")),
-        *("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm"),
-        *("--chdir", "/"),
-        *(capabilities if defences.capabilities else ("--cap-add", "ALL")),
-        *(f"/proc/self/fd/{FD_GUEST}", "--listen", str(FD_LISTEN)),
-        *("--uid", str(GUEST_UID if defences.guest_uid else 0)),
-    ]
 
 
 def _text(field: bytes) -> str:

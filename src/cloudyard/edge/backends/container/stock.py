@@ -18,7 +18,9 @@ from anyio import Event, create_task_group
 
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.processes import Process
+from cloudyard.edge.host.seccomp import Profile
 from cloudyard.errors import CloudyardError
+from cloudyard.model import CpuClass
 
 PATIENCE_S = 0.03  # before one is replaced, while most of its shape are still there
 _log = logging.getLogger(__name__)
@@ -34,8 +36,9 @@ class Shape(NamedTuple):
     hostname: str
     probe: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
-    nesting: bool = False
-    """Its root may make namespaces of its own."""
+    cpu_class: CpuClass = "latency"
+    profile: Profile = "sandbox"
+    """What its system calls may do, and with it its root."""
 
 
 class Raised(NamedTuple):

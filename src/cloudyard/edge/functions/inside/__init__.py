@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FILES = ("base", "keys", "program", "cell", "host")
+FILES = ("base", "walls", "program", "cell", "host")
 TEXTS = tuple((name, Path(__file__).with_name(f"{name}.py").read_bytes()) for name in FILES)
 BOOT = """import os, sys
 host = {"__name__": "cloudyard_host"}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         write_frame,
     )
     from cloudyard.edge.functions.inside.program import Program
+    from cloudyard.edge.functions.inside.walls import Walls
 
 SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")
 END_WAIT_S = 2.0  # from SIGKILL to the end of the last process of a call
@@ -51,14 +52,14 @@ CPUCLOCK_SCHED = 2  # in the number of a process's own clock
 KEEP_MAX_BYTES = 16 * 1024 * 1024  # of a compiled program
 
 
-def be_cell(waiting: int, uid: int) -> Program:
+def be_cell(waiting: int, uid: int, walls: Walls) -> Program:
     """Set up the cell and the process that becomes the call, wait for the turn, run it. Returns in the call
     itself only."""
     problem = ""
     call: Call | Program | None = None
     try:
-        score = isolate()
-        call = fork_call(uid, score)
+        score = isolate(walls)
+        call = fork_call(uid, score, walls)
     except (Failed, OSError) as exc:
         problem = str(exc)
     if isinstance(call, Program):
@@ -77,7 +78,7 @@ def be_cell(waiting: int, uid: int) -> Program:
     os._exit(0)
 
 
-def isolate() -> int:
+def isolate(walls: Walls) -> int:
     """Take on the cell's namespaces and mounts. Gives a descriptor of this process's oom_score_adj."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     check(libc.unshare(CLONE_NEWNS | CLONE_NEWIPC), "make a mount namespace")
@@ -86,11 +87,12 @@ def isolate() -> int:
         if os.path.isdir(path):
             mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     # A call sees no process but its own, and cannot save itself from the out-of-memory killer.
-    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, "hidepid=2")
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY
+    walls.hide(lambda: mount("proc", "/proc", "proc", flags, "hidepid=2"))
     return score
 
 
-def fork_call(uid: int, score: int) -> Call | Program:
+def fork_call(uid: int, score: int, walls: Walls) -> Call | Program:
     """Fork the process that becomes the call. In it, this returns the program once there is one."""
     pipes = [os.pipe() for _ in range(5)]  # stdin, stdout, stderr, why it did not start, orders
     theirs = (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1], pipes[4][0])
@@ -99,7 +101,7 @@ def fork_call(uid: int, score: int) -> Call | Program:
     os.pwrite(score, b"1000", 0)
     pid = os.fork()
     if pid == 0:
-        return await_call(uid, theirs)
+        return await_call(uid, theirs, walls)
     os.pwrite(score, b"500", 0)
     os.close(score)
     for fd in theirs:
@@ -259,10 +261,11 @@ class Watch:
 # --- the call, as a user of its own ---------------------------------------------------------------------
 
 
-def await_call(uid: int, fds: tuple[int, ...]) -> Program:
+def await_call(uid: int, fds: tuple[int, ...], walls: Walls) -> Program:
     """Become the call, as soon as there are orders. Returns a program in Python; all else is run here."""
     try:
         become(uid, fds)
+        walls.close()
         warm_up()
         return start_call(parse(read_body(FD_ORDERS)))
     except BaseException as exc:  # noqa: BLE001 (the cell is told, and this process ends)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         write_frame,
     )
     from cloudyard.edge.functions.inside.cell import be_cell
-    from cloudyard.edge.functions.inside.keys import forbid_keys
     from cloudyard.edge.functions.inside.program import Program
+    from cloudyard.edge.functions.inside.walls import Walls
 
 FIRST_UID, LAST_UID = 10_000, 60_000
 TRY_PAUSE_S = 0.05  # between two tries to make a cell
@@ -85,7 +85,6 @@ def prepare(preload: list[bytes]) -> None:
         set_read_only("/proc", deep=False, on=False)  # a cell writes its oom_score_adj there
         for capability in range(CAPS_MAX):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-        forbid_keys()
     except (Failed, OSError) as exc:
         write_frame(kind="refused", reason="kernel", text=str(exc))
         os._exit(1)
@@ -106,6 +105,7 @@ def serve() -> Program:
     """Make cells until the worker ends. Returns in a cell only, with the program that it is to run."""
     fields = parse(read_body(0))
     prepare(fields.get(b"preload", []))
+    walls = Walls(fields)
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     uids = iter(range(FIRST_UID, LAST_UID))
     with open("/proc/self/statm") as file:
@@ -114,13 +114,13 @@ def serve() -> Program:
     made: Cell | Program | None = None
     status = 0
     while True:
-        current = made or make_first_cell(own, uids)
+        current = made or make_first_cell(own, uids, walls)
         if isinstance(current, Program):
             return current
         write_frame(kind="ready", status=status, left=left_behind())
         if current.start():
             try:
-                made = make_cell(own, next(uids))
+                made = make_cell(own, next(uids), walls)
             except (Failed, OSError):
                 made = None  # a call may use up all there is: again when it is over
             if isinstance(made, Program):
@@ -142,12 +142,12 @@ def left_behind() -> str:
     return ""
 
 
-def make_first_cell(own: int, uids: Iterator[int]) -> Cell | Program:
+def make_first_cell(own: int, uids: Iterator[int], walls: Walls) -> Cell | Program:
     """A cell, when no call runs. What a call used up may take a moment to come back."""
     problem = ""
     for _ in range(TRIES):
         try:
-            return make_cell(own, next(uids))
+            return make_cell(own, next(uids), walls)
         except (Failed, OSError) as exc:
             problem = str(exc)
             time.sleep(TRY_PAUSE_S)
@@ -155,12 +155,13 @@ def make_first_cell(own: int, uids: Iterator[int]) -> Cell | Program:
     os._exit(1)
 
 
-def make_cell(own: int, uid: int) -> Cell | Program:
+def make_cell(own: int, uid: int, walls: Walls) -> Cell | Program:
     """Fork a cell. In the cell this returns the program that it is to run, if that is one in Python.
 
     Args:
         own: the host's own pid namespace.
         uid: whom the cell runs its call as.
+        walls: what stands around the call.
     """
     waiting, go = os.pipe()
     pid = -1
@@ -176,4 +177,4 @@ def make_cell(own: int, uid: int) -> Cell | Program:
             os.close(waiting)
         if pid <= 0:
             os.close(go)
-    return Cell(pid, go) if pid else be_cell(waiting, uid)
+    return Cell(pid, go) if pid else be_cell(waiting, uid, walls)
