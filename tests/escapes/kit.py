@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from cloudyard.edge.backends.base import Instance
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.edge.host.slots import uid_base
-from cloudyard.images.depot import Depot
 from cloudyard.model import SandboxSpec
-from cloudyard.testing.backend_contract import SPEC, new_id, run
+from cloudyard.testing.backend_contract import SPEC, run
 
 PRELUDE = """
 import array, ctypes, errno, fcntl, glob, mmap, os, signal, socket, struct, sys, time
