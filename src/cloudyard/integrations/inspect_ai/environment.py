@@ -12,6 +12,7 @@ from logging import getLogger
 from typing import Any, Literal, overload
 
 import anyio
+from inspect_ai._util.error import PrerequisiteError  # as other providers do: there is no public name for it
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -21,6 +22,7 @@ from inspect_ai.util import (
     SandboxEnvironmentLimits,
     sandboxenv,
 )
+from rich.markup import escape
 
 import cloudyard
 from cloudyard.integrations.inspect_ai import scripts
@@ -52,15 +54,22 @@ class CloudyardSandbox(SandboxEnvironment):
 
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Find out before the first sample whether there is such a yard and image."""
-        image = read_config(config).image
-        async with cloudyard.connect() as yard:
-            names = [row.name for row in await yard.images()]
+        """Find out before the first sample whether there is such a yard and image.
+
+        Raises:
+            PrerequisiteError: there is not, or the configuration is wrong; inspect-ai shows its words alone.
+        """
+        try:
+            image = read_config(config).image
+            async with cloudyard.connect() as yard:
+                names = [row.name for row in await yard.images()]
+        except (ValueError, cloudyard.CloudyardError) as error:
+            raise PrerequisiteError(escape(str(error))) from error
         if image not in names:
-            raise cloudyard.NotFound(
-                f"The yard has no image {image!r}; it has {', '.join(names) or 'none'}.",
-                code="image_not_found",
-                hint=f"Build one: sudo cloudyard image build debian --package python3 --name {image}",
+            there = ", ".join(names) or "none"
+            build = f"sudo cloudyard image build debian --package python3 --name {image}"
+            raise PrerequisiteError(
+                escape(f"The yard has no image {image!r}; it has {there}. Build one: {build}")
             )
 
     @classmethod
@@ -224,10 +233,12 @@ async def _settle(box: cloudyard.Sandbox, said: CloudyardConfig) -> tuple[str, s
     account = "" if said.user else scripts.ACCOUNT
     found = await _ask(box, scripts.FIND_ACCOUNT, account, str(scripts.ACCOUNT_ID))
     user = said.user or found[0]
-    owner, cwd = await _ask(box, scripts.FIND_DIRECTORY, found[1], user=user, cwd="/")
-    if said.cwd:
-        cwd = posixpath.join(cwd, said.cwd)
-        await _ask(box, scripts.MAKE_DIRECTORY, cwd, owner, user="root")
+    if not said.cwd:
+        (cwd,) = await _ask(box, scripts.FIND_DIRECTORY, found[1], user=user, cwd="/")
+        return user, cwd
+    cwd = posixpath.join(found[1], said.cwd)
+    (owner,) = await _ask(box, scripts.FIND_IDS, user=user, cwd="/")
+    await _ask(box, scripts.MAKE_DIRECTORY, cwd, owner, user="0")
     return user, cwd
 
 

@@ -32,15 +32,12 @@ chown "$2:$2" "/home/$1"
 found "$1"
 """
 
-# Run as the sample's user. Prints its ids, and its directory: the image's if it can write there, else its
-# home.
+# Run as the sample's user. Prints its directory: the image's if it can write there, else its home.
 # $1: the image's directory.
-FIND_DIRECTORY = """
-set -eu
-echo "$(id -u):$(id -g)"
-{ cd -- "$1" && [ -w . ]; } 2>/dev/null || cd
-pwd
-"""
+FIND_DIRECTORY = '{ cd -- "$1" && [ -w . ]; } 2>/dev/null || cd && pwd'
+
+# Run as the sample's user. Prints its ids.
+FIND_IDS = 'echo "$(id -u):$(id -g)"'
 
 # Run as root. $1: a directory. $2: ids of whom it belongs to if it has to be made.
 MAKE_DIRECTORY = '[ -d "$1" ] || { mkdir -p -- "$1" && chown -- "$2" "$1"; }'
