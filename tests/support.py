@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cloudyard.edge.host.cgroups import parent_names
 from cloudyard.images.build import build_debian
 from cloudyard.images.depot import Depot
 
@@ -110,9 +111,10 @@ class Census:
 
 
 def yard_groups(tag: str) -> list[Path]:
-    """The cgroup of the yard of this tag in each hierarchy that has one: in version 1 there are several."""
+    """The cgroups of the yard of this tag in each hierarchy that has them: in version 1 there are several."""
     root = Path("/sys/fs/cgroup")
-    return [*root.glob(f"*/cloudyard/{tag}"), *root.glob(f"cloudyard/{tag}")]
+    names = [name for parent in parent_names(tag) for name in (f"*/{parent}", parent)]
+    return [group for name in names for group in root.glob(name)]
 
 
 def take_census(token: str) -> Census:

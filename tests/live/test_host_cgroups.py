@@ -7,13 +7,23 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, Limits, choose, freeze, mounted, open_cgroups, remove
+from cloudyard.edge.host.cgroups import (
+    WEIGHT_DEFAULT,
+    Limits,
+    choose,
+    freeze,
+    mounted,
+    open_cgroups,
+    parent_names,
+    remove,
+)
 from cloudyard.edge.host.cgroups.files import read_table
 from cloudyard.edge.host.cgroups.v2 import CgroupsV2, GroupV2, enable
 from cloudyard.errors import Unsupported
 from cloudyard.model import MIB
-from support import wait_until
+from support import wait_until, wait_until_sync
 
 pytestmark = pytest.mark.live
 
@@ -56,15 +66,19 @@ def plain_tree(root: Path, *groups: str) -> None:
     for group in ("", *groups):
         home = root / group
         home.mkdir(parents=True, exist_ok=True)
-        for name in ("subtree_control", "procs", "freeze"):
-            (home / f"cgroup.{name}").write_text("")
+        for name in ("cgroup.subtree_control", "cgroup.procs", "cgroup.freeze", "cpu.idle"):
+            (home / name).write_text("")
 
 
 def test_version_2_enables_controllers_down_to_the_parent(tmp_path: Path) -> None:
-    plain_tree(tmp_path, "cloudyard", "cloudyard/yard")
-    CgroupsV2(tmp_path, "cloudyard/yard")
-    for group in ("", "cloudyard", "cloudyard/yard"):
+    usual, idle = parent_names("yard")
+    groups = ("", "cloudyard", usual, "cloudyard-best-effort", idle)
+    plain_tree(tmp_path, *groups)
+    CgroupsV2(tmp_path, "yard")
+    for group in groups:
         assert (tmp_path / group / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+    assert (tmp_path / "cloudyard-best-effort/cpu.idle").read_text() == "1"
+    assert (tmp_path / usual / "cpu.idle").read_text() == ""
 
 
 def test_version_2_enables_only_what_is_not_yet(tmp_path: Path) -> None:
@@ -72,6 +86,13 @@ def test_version_2_enables_only_what_is_not_yet(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("memory pids")
     enable(tmp_path)
     assert (tmp_path / "cgroup.subtree_control").read_text().startswith("+cpu")
+
+
+def test_version_2_takes_the_controller_of_processors_where_it_is_offered(tmp_path: Path) -> None:
+    plain_tree(tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids")
+    enable(tmp_path)
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +cpu +pids +cpuset"
 
 
 def test_version_2_writes_limits_and_reads_counters(tmp_path: Path) -> None:
@@ -85,6 +106,12 @@ def test_version_2_writes_limits_and_reads_counters(tmp_path: Path) -> None:
     (tmp_path / "cpu.weight").write_text("")
     GroupV2(tmp_path).set_weight(250)
     assert (tmp_path / "cpu.weight").read_text() == "250"
+    GroupV2(tmp_path).limit(replace(LIMITS, swap_bytes=MIB))
+    assert (tmp_path / "memory.swap.max").read_text() == str(MIB)
+    (tmp_path / "cpuset.cpus").write_text("")
+    GroupV2(tmp_path).set_cpus({7, 0, 2, 1})
+    assert (tmp_path / "cpuset.cpus").read_text() == "0-2,7"
+    assert GroupV2(tmp_path).cpus() == [0, 1, 2, 7]
 
     texts = {
         "memory.current": "1000\n",
@@ -129,6 +156,56 @@ async def test_a_group_of_this_kernel_holds_limits_freezes_and_goes(token: str, 
     remove(group)
     remove(group)
     assert groups.names() == []
+    groups.close()
+
+
+def test_groups_that_run_last_are_below_one_idle_parent_at_the_root(token: str, leaks: None) -> None:
+    groups = open_cgroups(token)
+    group = groups.group("0", idle=True)
+    group.make()
+    group.limit(LIMITS)
+    (top,) = Path("/sys/fs/cgroup").glob("**/cloudyard-best-effort")  # below nothing else of ours
+    assert (top / "cpu.idle").read_text().strip() == "1"
+    assert (top / token / "0").is_dir()
+    assert groups.names() == ["0"]
+    with in_group(groups.find("0").entries()) as sleeper:
+        wait_until_sync(lambda: f"best-effort/{token}/0" in where(sleeper.pid), "it is in")
+        sleeper.kill()
+    remove(groups.find("0"))
+    assert groups.names() == []
+    groups.close()
+
+
+def test_a_group_runs_on_the_processors_that_it_was_given(token: str, leaks: None) -> None:
+    groups = open_cgroups(token)
+    if not groups.cpus:
+        pytest.skip("there is no controller for processors here")
+    group = groups.group("0")
+    group.make()
+    assert group.cpus() == groups.cpus
+    with in_group(group.entries()) as sleeper:
+        wait_until_sync(lambda: group.pids() == [sleeper.pid], "it is in")
+        group.set_cpus(groups.cpus[-1:])
+        wait_until_sync(
+            lambda: os.sched_getaffinity(sleeper.pid) == set(groups.cpus[-1:]), "it may run there"
+        )
+        assert group.cpus() == groups.cpus[-1:]
+        sleeper.kill()
+    remove(group)
+    groups.close()
+
+
+def test_swap_and_memory_are_limited_together_in_version_1(token: str, leaks: None) -> None:
+    groups = open_cgroups(token)
+    if groups.version != 1 or not groups.limits_swap:
+        pytest.skip("no such limit here")
+    group = groups.group("0")
+    group.make()
+    for swap in (32 * MIB, 0, 128 * MIB):
+        group.limit(replace(LIMITS, swap_bytes=swap))
+        both = Path(f"/sys/fs/cgroup/memory/{parent_names(token)[0]}/0/memory.memsw.limit_in_bytes")
+        assert int(both.read_text()) == LIMITS.memory_bytes + swap
+    remove(group)
     groups.close()
 
 
@@ -179,3 +256,8 @@ def in_group(entries: list[int]) -> subprocess.Popen[bytes]:
     """A process that sleeps in the group."""
     join = "".join(f"echo 0 >&{fd}; " for fd in entries) + "exec sleep 60"
     return subprocess.Popen(["bash", "-c", join], pass_fds=entries, stdin=subprocess.DEVNULL)
+
+
+def where(pid: int) -> str:
+    """The groups of a process."""
+    return Path(f"/proc/{pid}/cgroup").read_text()

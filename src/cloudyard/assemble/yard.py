@@ -36,6 +36,7 @@ from cloudyard.assemble.config import (
 from cloudyard.assemble.edge_main import clear_node, container_options
 from cloudyard.assemble.secrets import make_secrets
 from cloudyard.control.auth import new_token
+from cloudyard.edge.host.cgroups import parent_names
 from cloudyard.errors import (
     CloudyardError,
     Conflict,
@@ -350,16 +351,17 @@ async def _wait_nothing_left(config: YardConfig) -> None:
 def leftovers(config: YardConfig) -> list[str]:
     """What is still there of a yard that was lowered: cgroups that carry its name, processes in them, mounts
     in its directories."""
-    name = f"cloudyard/{container_options(config).tag}"
+    names = parent_names(container_options(config).tag)
     groups = Path("/sys/fs/cgroup")
-    found = [f"cgroup {path}" for pattern in (name, f"*/{name}") for path in groups.glob(pattern)]
+    patterns = [pattern for name in names for pattern in (name, f"*/{name}")]
+    found = [f"cgroup {path}" for pattern in patterns for path in groups.glob(pattern)]
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
                 group = Path(f"/proc/{entry}/cgroup").read_text()
             except OSError:
                 continue
-            if f"/{name}/" in group:
+            if any(f"/{name}/" in group for name in names):
                 found.append(f"process {entry}")
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         where = line.split()[4]

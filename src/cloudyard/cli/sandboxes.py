@@ -314,7 +314,12 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
         parser.add_argument("--in", dest="sandbox", default="", metavar="SANDBOX", help="a running sandbox")
     parser.add_argument("--image", default=DEFAULT_IMAGE, help=f"of a new sandbox (default: {DEFAULT_IMAGE})")
     parser.add_argument("--cpu", type=float, metavar="CORES", help="of a new sandbox")
+    parser.add_argument("--cpu-weight", type=int, metavar="N", help="of a new sandbox: its share (100)")
+    parser.add_argument(
+        "--best-effort", action="store_true", help="a new sandbox gets the processor time that others leave"
+    )
     parser.add_argument("--memory", metavar="SIZE", help="of a new sandbox, such as 512MiB")
+    parser.add_argument("--swap", metavar="SIZE", help="of a new sandbox, beyond its memory (none)")
     parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
     parser.add_argument("--max-ttl", type=float, metavar="S", help="of a new sandbox: its longest life")
     parser.add_argument(
@@ -344,8 +349,14 @@ def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
     options: SandboxOptions = {}
     if args.cpu is not None:
         options["cpu"] = args.cpu
+    if args.cpu_weight is not None:
+        options["cpu_weight"] = args.cpu_weight
+    if args.best_effort:
+        options["cpu_class"] = "best_effort"
     if args.memory is not None:
         options["memory"] = args.memory
+    if args.swap is not None:
+        options["swap"] = args.swap
     if args.pids is not None:
         options["pids"] = args.pids
     if args.max_ttl is not None:

@@ -395,7 +395,9 @@ class SandboxContract(BackendContract):
                 while instance.usage().pids_refused == 0:  # noqa: ASYNC110 (nothing else tells)
                     await anyio.sleep(0.005)
         await instance.end_processes()
-        assert instance.usage().pids == 1
+        with anyio.fail_after(WAIT_S):
+            while instance.usage().pids > 1:  # noqa: ASYNC110 (they have ended; PID 1 may still collect them)
+                await anyio.sleep(0.005)
         assert (await run(instance, "/bin/true")).exit_code == 0
 
     async def test_a_busy_loop_gets_no_more_than_its_share_of_a_core(

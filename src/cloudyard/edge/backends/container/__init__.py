@@ -31,11 +31,12 @@ from cloudyard.edge.backends.container.site import SOCKET_PATH_MAX, Site
 from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
-from cloudyard.edge.host.cgroups import WEIGHT_DEFAULT, open_cgroups
+from cloudyard.edge.host.cgroups import open_cgroups
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
+from cloudyard.edge.meminfo import swap_total_bytes
 from cloudyard.errors import InvalidRequest, Unsupported
 from cloudyard.model import Image, SandboxId, SandboxSpec
 
@@ -72,14 +73,17 @@ class ContainerBackend:
         await self._running.__aexit__(None, None, None)
 
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
+        if spec.swap:
+            self._refuse_swap()
         raised = await self._stock.take(await self._shape(spec, image))
-        return await self._fitted(raised, sandbox, spec)
+        return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight, pinned=True)
 
     async def create_nesting(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         # Past the stock: few are made, and none may take the place of one that a user is about to ask for.
         shape = (await self._shape(spec, image))._replace(profile="worker")
-        raised = await self._maker.start(await self._pool.take(), shape)
-        return await self._fitted(raised, sandbox, spec, weight=NESTING_WEIGHT)
+        raised = await self._maker.start(await self._pool.take(shape.cpu_class), shape)
+        # It runs on whatever processor is free: those that wait for its calls use many at once.
+        return await self._fitted(raised, sandbox, spec, weight=NESTING_WEIGHT, pinned=False)
 
     async def _shape(self, spec: SandboxSpec, image: Image) -> Shape:
         if not 0 < len(image.layers) <= LAYERS_MAX:
@@ -96,21 +100,22 @@ class ContainerBackend:
             hostname=spec.hostname,
             probe=tuple(config.probe),
             env=tuple(config.env.items()),
+            cpu_class=spec.cpu_class,
             profile="user_namespaces" if spec.user_namespaces else "sandbox",
         )
 
     async def _fitted(
-        self, raised: Raised, sandbox: SandboxId, spec: SandboxSpec, *, weight: int = WEIGHT_DEFAULT
+        self, raised: Raised, sandbox: SandboxId, spec: SandboxSpec, *, weight: int, pinned: bool
     ) -> Instance:
         try:
-            self._maker.fit(raised, spec, weight=weight)
+            self._maker.fit(raised, spec, weight=weight, pinned=pinned)
         except BaseException:
             await self._maker.drop(raised)
             raise
         facts = InstanceFacts(
             sandbox=sandbox, slot=raised.site.slot, pid=raised.process.pid, pid_start=raised.started
         )
-        return self._instance(facts, raised.site, raised.process)
+        return self._instance(facts, raised.site, raised.process, pinned=pinned)
 
     async def adopt(self, facts: InstanceFacts) -> Instance | None:
         try:
@@ -122,7 +127,7 @@ class ContainerBackend:
             self._watcher.forget(process)
             await self._sites.remove_if_left(facts.slot)
             return None
-        return self._instance(facts, self._sites.adopted(facts.slot), process)
+        return self._instance(facts, self._sites.adopted(facts.slot), process, pinned=True)
 
     async def sweep(self, keep: set[int]) -> list[str]:
         return await self._sites.sweep(keep)
@@ -132,10 +137,28 @@ class ContainerBackend:
         _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(SLOTS_MAX, pids // PIDS_PER_SANDBOX, descriptors // DESCRIPTORS_PER_SANDBOX)
 
-    def _instance(self, facts: InstanceFacts, site: Site, process: Process) -> ContainerInstance:
+    def _instance(
+        self, facts: InstanceFacts, site: Site, process: Process, *, pinned: bool
+    ) -> ContainerInstance:
         return ContainerInstance(
-            facts, site=site, process=process, watcher=self._watcher, remove=self._sites.remove
+            facts,
+            site=site,
+            process=process,
+            watcher=self._watcher,
+            remove=self._sites.remove,
+            pin=self._sites.pin if pinned else None,
         )
+
+    def _refuse_swap(self) -> None:
+        why = "" if swap_total_bytes() else "this machine has no swap"
+        if not self._groups.limits_swap:
+            why = "the kernel does not count it"
+        if why:
+            raise Unsupported(
+                f"A sandbox with swap cannot be made here: {why}.",
+                code="no_swap",
+                hint="Ask for swap=0 and more memory; or add swap to the node, where the kernel counts it.",
+            )
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
@@ -149,7 +172,7 @@ class ContainerBackend:
             slots = Slots(options.state / "edge", claims=options.claims)
             await to_thread.run_sync(slots.open)
             closing.callback(slots.close)
-            groups = open_cgroups(options.tag, options.cgroup_subtree)
+            groups = self._groups = open_cgroups(options.tag, options.cgroup_subtree)
             closing.callback(groups.close)
             guest = os.open(options.guest, os.O_RDONLY | os.O_CLOEXEC)
             closing.callback(os.close, guest)
@@ -165,10 +188,15 @@ class ContainerBackend:
                 behind.start_soon(_watch, watcher, needed)
                 sites = Sites(options, slots=slots, groups=groups, watcher=watcher, behind=behind)
                 maker = Maker(options, sites=sites, watcher=watcher, template=template, guest=guest)
-                pool = Pool(maker.park, size=options.pool_size, at_once=options.prepared_at_once)
+                pool = Pool(
+                    maker.park,
+                    maker.take_down,
+                    size=options.pool_size,
+                    at_once=options.prepared_at_once,
+                )
 
                 async def raise_one(shape: Shape) -> Raised:
-                    return await maker.start(await pool.take(), shape)
+                    return await maker.start(await pool.take(shape.cpu_class), shape)
 
                 stock = Stock(raise_one, maker.drop, size=options.stock_size, at_once=options.raised_at_once)
                 self._sites, self._maker, self._pool, self._stock = sites, maker, pool, stock

@@ -19,7 +19,7 @@ from cloudyard.edge.host.processes import Watcher, start_time
 from cloudyard.edge.host.template import Template
 from cloudyard.edge.probe import GuestSilent, prove
 from cloudyard.errors import SandboxUnavailable
-from cloudyard.model import MIB, SandboxSpec, parse_size
+from cloudyard.model import MIB, CpuClass, SandboxSpec, parse_size
 
 PARK_WAIT_S = 20.0  # a launcher that is not ready then has failed
 START_WAIT_S = 20.0  # from go to the guest's answer
@@ -49,9 +49,10 @@ class Maker:
         self._guest = guest
         self._masks = masks_here() if options.defences.proc_masks else Masks((), ())
 
-    async def park(self) -> Launcher:
-        """A launcher that waits in a slot of its own; leaves nothing if it fails."""
-        site = self._sites.take()
+    async def park(self, cpu_class: CpuClass) -> Launcher:
+        """A launcher that waits in a slot of its own, to make a sandbox of that class; leaves nothing if it
+        fails."""
+        site = self._sites.take(cpu_class)
         try:
             launcher = await to_thread.run_sync(self._launch, site)
         except BaseException as exc:
@@ -111,11 +112,22 @@ class Maker:
         launcher.close()
         return Raised(launcher.site, process, started)
 
-    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int) -> None:
-        """Give a sandbox the limits of its spec, which is normalised, and its share of a busy processor.
-        Raises CloudyardError."""
+    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int, pinned: bool) -> None:
+        """Give a sandbox what its spec, which is normalised, asks for.
+
+        Args:
+            raised: the sandbox.
+            spec: with its limits.
+            weight: its share of a busy processor.
+            pinned: whether it sees only as many processors as it has cores.
+
+        Raises:
+            CloudyardError: the kernel refused.
+        """
         limits = _limits(limits_of(spec), self._options.defences)
         try:
+            if pinned:
+                self._sites.pin(raised.site, spec.cpu)
             raised.site.group.set_weight(weight)
             if limits != PARKED_LIMITS:
                 raised.site.group.limit(limits)
@@ -151,7 +163,8 @@ class Maker:
 def limits_of(spec: SandboxSpec) -> Limits:
     """What a sandbox of this spec, which is normalised, may use, with what is ours in it."""
     memory = parse_size(spec.memory, what="memory")
-    return Limits(memory_bytes=memory, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
+    swap = parse_size(spec.swap, what="swap")
+    return Limits(memory_bytes=memory, swap_bytes=swap, cpu=spec.cpu, pids=spec.pids + OWN_PIDS)
 
 
 def _limits(limits: Limits, defences: Defences) -> Limits:

@@ -17,7 +17,7 @@ from anyio import CancelScope, CapacityLimiter, to_thread
 
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.host import cgroups
-from cloudyard.edge.host.cgroups import Cgroups, Group, Limits
+from cloudyard.edge.host.cgroups import Group, Limits
 from cloudyard.edge.host.processes import Watcher, kill_all
 from cloudyard.edge.host.slots import uid_base
 from cloudyard.edge.host.trash import discard
@@ -33,10 +33,10 @@ SOCKET_PATH_MAX = 107  # bytes, the kernel's
 class Site:
     """A slot's place on the machine."""
 
-    def __init__(self, slot: int, options: ContainerOptions, groups: Cgroups) -> None:
+    def __init__(self, slot: int, options: ContainerOptions, group: Group) -> None:
         self.slot = slot
         self.base = uid_base(slot) if options.defences.own_ids else 0
-        self.group: Group = groups.group(str(slot))
+        self.group = group
         self.directory = options.boxes / str(slot)
         self.socket_path = options.guests / f"{slot}.sock"
         self._trash = options.trash

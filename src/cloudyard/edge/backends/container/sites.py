@@ -11,10 +11,12 @@ from anyio.abc import TaskGroup
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.cgroups import Cgroups
+from cloudyard.edge.host.cpus import CpuPlan
 from cloudyard.edge.host.processes import Watcher
 from cloudyard.edge.host.slots import Slots
 from cloudyard.edge.host.trash import discard
 from cloudyard.errors import CloudyardError
+from cloudyard.model import CpuClass
 
 REMOVED_AT_ONCE = 4  # threads that take sites down
 SWEPT_AT_ONCE = 16  # sites
@@ -27,7 +29,7 @@ class Sites:
     Args:
         options: where sites are.
         slots: numbers for them, opened.
-        groups: the yard's parent cgroup.
+        groups: the yard's parent cgroups.
         watcher: sees the ends of processes; it must run.
         behind: where disks too large for a stop to wait for are removed.
     """
@@ -42,20 +44,32 @@ class Sites:
         self._behind = behind
         self._threads = CapacityLimiter(REMOVED_AT_ONCE)
         self._disks = CapacityLimiter(1)
+        ours = os.sched_getaffinity(0)
+        self._cpus = CpuPlan([cpu for cpu in groups.cpus if cpu in ours])
         self._left = (
             self._on_this_machine()
         )  # what nobody here answers for: an earlier edge's, or not removed
         slots.keep(self._left)
 
-    def take(self) -> Site:
-        """A site with nothing on it. Raises LimitExceeded when the machine has no slot left."""
-        return self._at(self._slots.take())
+    def take(self, cpu_class: CpuClass) -> Site:
+        """A site with nothing on it, for a sandbox of that class. Raises LimitExceeded when the machine has
+        no slot left."""
+        slot = self._slots.take()
+        return Site(slot, self._options, self._groups.group(str(slot), idle=cpu_class == "best_effort"))
+
+    def pin(self, site: Site, cpu: float) -> None:
+        """Let a sandbox run on as many processors as it has cores, and see no others. Raises OSError."""
+        if self._cpus.all:
+            site.group.set_cpus(self._cpus.take(site.slot, cpu))
 
     def adopted(self, slot: int) -> Site:
         """The site of an instance that an earlier edge made."""
         self._left.discard(slot)
         self._slots.keep({slot})
-        return self._at(slot)
+        site = self._at(slot)
+        cpus = site.group.cpus()
+        self._cpus.note(slot, cpus, float(len(cpus)))
+        return site
 
     async def remove(self, site: Site) -> None:
         """Take a site down and give its slot back.
@@ -69,6 +83,7 @@ class Sites:
             self._left.add(site.slot)
             raise
         self._left.discard(site.slot)
+        self._cpus.give_back(site.slot)
         self._slots.give_back(site.slot)
         if rest is not None:
             self._behind.start_soon(self._discard, rest)
@@ -101,7 +116,7 @@ class Sites:
         return done
 
     def _at(self, slot: int) -> Site:
-        return Site(slot, self._options, self._groups)
+        return Site(slot, self._options, self._groups.find(str(slot)))
 
     def _on_this_machine(self) -> set[int]:
         """Slots of which something is there."""

@@ -20,6 +20,7 @@ from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.processes import Process
 from cloudyard.edge.host.seccomp import Profile
 from cloudyard.errors import CloudyardError
+from cloudyard.model import CpuClass
 
 PATIENCE_S = 0.03  # before one is replaced, while most of its shape are still there
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Shape(NamedTuple):
     hostname: str
     probe: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
+    cpu_class: CpuClass = "latency"
     profile: Profile = "sandbox"
     """What its system calls may do, and with it its root."""
 

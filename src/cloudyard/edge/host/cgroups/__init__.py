@@ -1,7 +1,8 @@
 """Control groups behind one small interface: version 1 in `v1`, version 2 in `v2`.
 
-A yard has one parent group, `cloudyard/TAG`, at the root of each hierarchy, and in it one group per slot. It
-is not below the edge's own group: a sandbox outlives the edge that made it, and the next edge may be started
+A yard has one parent group, `cloudyard/TAG`, at the root of each hierarchy, and in it one group per slot; and
+a second one, `cloudyard-best-effort/TAG`, for the slots that get processor time that nobody else wants. They
+are not below the edge's own group: a sandbox outlives the edge that made it, and the next edge may be started
 from another group. Knows files of the kernel, and nothing of sandboxes.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,17 +18,35 @@ import anyio
 from msgspec import Struct
 
 from cloudyard.edge.backends.base import Usage
-from cloudyard.edge.host.cgroups.limits import CONTROLLERS, WEIGHT_DEFAULT, Limits
+from cloudyard.edge.host.cgroups.limits import (
+    CONTROLLERS,
+    CPUSET,
+    IDLE_PARENT,
+    PARENT,
+    WEIGHT_DEFAULT,
+    Limits,
+)
 from cloudyard.edge.host.cgroups.v1 import CgroupsV1
 from cloudyard.edge.host.cgroups.v2 import CgroupsV2
 from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable, Unsupported
 
-__all__ = ["WEIGHT_DEFAULT", "Cgroups", "Group", "Limits", "freeze", "open_cgroups", "refused", "remove"]
+__all__ = [
+    "WEIGHT_DEFAULT",
+    "Cgroups",
+    "Group",
+    "Limits",
+    "freeze",
+    "open_cgroups",
+    "parent_names",
+    "refused",
+    "remove",
+]
 
 FREEZE_WAIT_S = 5.0
 REMOVE_WAIT_S = 5.0
 POLL_S = 0.002
 _V1_CONTROLLERS = (*CONTROLLERS, "cpuacct", "freezer")
+_V1_OPTIONAL = (CPUSET,)
 
 
 class Group(Protocol):
@@ -46,6 +65,12 @@ class Group(Protocol):
 
     def set_weight(self, weight: int, /) -> None:
         """Set its share of a busy processor, 1 to 10,000, beside others of WEIGHT_DEFAULT."""
+
+    def set_cpus(self, cpus: Collection[int], /) -> None:
+        """Let it run on these processors alone. Only where `Cgroups.cpus` has some."""
+
+    def cpus(self) -> list[int]:
+        """What it may run on; none where there is no controller for it, or no group."""
 
     def pids(self) -> list[int]:
         """Processes in it; none when it is not there."""
@@ -67,24 +92,40 @@ class Group(Protocol):
 
 
 class Cgroups(Protocol):
-    """The parent group of a yard."""
+    """The parent groups of a yard."""
 
     @property
     def version(self) -> int:
         """1 or 2."""
 
-    def group(self, name: str) -> Group:
-        """The group of that name, there or not."""
+    @property
+    def cpus(self) -> list[int]:
+        """Processors that groups may run on; none where there is no controller for it."""
+
+    @property
+    def limits_swap(self) -> bool:
+        """Whether the kernel counts swap."""
+
+    def group(self, name: str, *, idle: bool = False) -> Group:
+        """The group of that name, there or not: among the usual ones, or those that run last."""
+
+    def find(self, name: str) -> Group:
+        """The group of that name, wherever it is."""
 
     def names(self) -> list[str]:
         """Groups that are there, whole or in part."""
 
     def close(self) -> None:
-        """Remove the parent, if nothing is in it."""
+        """Remove the parents, if nothing is in them."""
+
+
+def parent_names(tag: str) -> tuple[str, str]:
+    """The paths of a yard's parent groups, below the root of each hierarchy that they are in."""
+    return f"{PARENT}/{tag}", f"{IDLE_PARENT}/{tag}"
 
 
 def open_cgroups(tag: str, subtree: Path | None = None) -> Cgroups:
-    """The parent group of the yard with this tag, made where it is missing.
+    """The parent groups of the yard with this tag, made where they are missing.
 
     Args:
         tag: names the yard on this machine.
@@ -94,12 +135,11 @@ def open_cgroups(tag: str, subtree: Path | None = None) -> Cgroups:
     Raises:
         Unsupported: a controller is missing, or the kernel refuses.
     """
-    name = f"cloudyard/{tag}"
     try:
         if subtree is not None:
-            return CgroupsV2(subtree, name)
+            return CgroupsV2(subtree, tag)
         where = choose(mounted(Path("/proc/self/mountinfo").read_text()))
-        return CgroupsV2(where, name) if isinstance(where, Path) else CgroupsV1(where, name)
+        return CgroupsV2(where, tag) if isinstance(where, Path) else CgroupsV1(where, tag)
     except OSError as exc:
         raise refused(exc, "Making the yard's parent cgroup") from exc
 
@@ -138,7 +178,8 @@ def choose(mounts: Sequence[Mount]) -> Path | dict[str, Path]:
         if mount.version == 2 and mount.controllers.issuperset(CONTROLLERS):
             return mount.at
     first = [mount for mount in mounts if mount.version == 1]
-    found = {name: mount.at for name in _V1_CONTROLLERS for mount in first if name in mount.controllers}
+    wanted = (*_V1_CONTROLLERS, *_V1_OPTIONAL)
+    found = {name: mount.at for name in wanted for mount in first if name in mount.controllers}
     missing = [name for name in _V1_CONTROLLERS if name not in found]
     if missing:
         raise Unsupported(

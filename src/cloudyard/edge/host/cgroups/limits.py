@@ -5,6 +5,12 @@ from __future__ import annotations
 from msgspec import Struct
 
 CONTROLLERS = ("memory", "cpu", "pids")  # what limits need
+CPUSET = "cpuset"  # used where it is there
+PARENT = "cloudyard"  # in each hierarchy; in it one for each yard
+# The parent of those that are to run in the time that all others leave. It is a sibling of whatever else is
+# on the machine, our own daemons too: a group is idle beside its siblings only, and below PARENT it would
+# still make them wait.
+IDLE_PARENT = "cloudyard-best-effort"
 CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000  # the kernel's own least
 WEIGHT_DEFAULT = 100  # of a busy processor, as version 2 counts
@@ -15,6 +21,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """What a group may use at most."""
 
     memory_bytes: int
+    swap_bytes: int = 0
+    """Beyond its memory."""
     cpu: float
     """Cores."""
     pids: int

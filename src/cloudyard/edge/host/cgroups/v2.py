@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection
 from pathlib import Path
 
 from cloudyard.edge.backends.base import Usage
 from cloudyard.edge.host.cgroups import files
-from cloudyard.edge.host.cgroups.limits import CONTROLLERS, CPU_PERIOD_US, Limits
+from cloudyard.edge.host.cgroups.limits import (
+    CONTROLLERS,
+    CPU_PERIOD_US,
+    CPUSET,
+    IDLE_PARENT,
+    PARENT,
+    Limits,
+)
 
 LEAF = "daemons"  # group that takes the processes of a group that is to have groups of ours below it
 RECLAIM_ALL = "1T"
@@ -30,12 +38,18 @@ class GroupV2:
         files.write(self._home / "memory.max", str(limits.memory_bytes))
         swap = self._home / "memory.swap.max"  # absent where swap is not accounted
         if swap.exists():
-            files.write(swap, "0")
+            files.write(swap, str(limits.swap_bytes))
         files.write(self._home / "cpu.max", f"{limits.cpu_quota_us} {CPU_PERIOD_US}")
         files.write(self._home / "pids.max", str(limits.pids))
 
     def set_weight(self, weight: int, /) -> None:
         files.write(self._home / "cpu.weight", str(weight))
+
+    def set_cpus(self, cpus: Collection[int], /) -> None:
+        files.write(self._home / "cpuset.cpus", files.number_ranges(cpus))
+
+    def cpus(self) -> list[int]:
+        return files.read_ranges(self._home / "cpuset.cpus")
 
     def pids(self) -> list[int]:
         return files.read_pids(self._home / "cgroup.procs")
@@ -69,36 +83,46 @@ class GroupV2:
 
 
 class CgroupsV2:
-    """A yard's parent group."""
+    """A yard's parent groups."""
 
     version = 2
 
-    def __init__(self, root: Path, name: str) -> None:
-        """`root`: the hierarchy's root as it is seen here, or a subtree that was delegated to us. `name`: the
-        parent."""
-        self._home = root / name
-        files.make_parents([self._home])
-        for group in (root, *(root / part for part in reversed(Path(name).parents) if part.name), self._home):
+    def __init__(self, root: Path, tag: str) -> None:
+        """`root`: the hierarchy's root as it is seen here, or a subtree that was delegated to us. `tag`: the
+        yard's name."""
+        self._usual, self._idle = root / PARENT / tag, root / IDLE_PARENT / tag
+        files.make_parents((self._usual, self._idle))
+        for group in (root, self._usual.parent, self._usual, self._idle.parent, self._idle):
             enable(group)
+        files.write(self._idle.parent / "cpu.idle", "1")
+        self.cpus = files.read_ranges(self._usual / "cpuset.cpus.effective")
+        self.limits_swap = (self._usual / "memory.swap.max").exists()
 
-    def group(self, name: str) -> GroupV2:
-        return GroupV2(self._home / name)
+    def group(self, name: str, *, idle: bool = False) -> GroupV2:
+        return GroupV2((self._idle if idle else self._usual) / name)
+
+    def find(self, name: str) -> GroupV2:
+        return self.group(name, idle=(self._idle / name).is_dir())
 
     def names(self) -> list[str]:
-        return sorted(entry.name for entry in self._home.iterdir() if entry.is_dir())
+        homes = (self._usual, self._idle)
+        return sorted({entry.name for home in homes for entry in home.iterdir() if entry.is_dir()})
 
     def close(self) -> None:
-        files.remove_parents([self._home])
+        files.remove_parents((self._usual, self._idle))
 
 
 def enable(group: Path) -> None:
-    """Let groups below this one have our controllers.
+    """Let groups below this one have our controllers, and that of processors where it can be had.
 
     A group but the real root may not have both processes and controllers for groups below it, so its
     processes go to a leaf.
     """
     control = group / "cgroup.subtree_control"
-    wanted = [name for name in CONTROLLERS if name not in control.read_text().split()]
+    on = control.read_text().split()
+    offered = files.read_words(group / "cgroup.controllers")
+    names = (*CONTROLLERS, CPUSET) if CPUSET in offered else CONTROLLERS
+    wanted = [name for name in names if name not in on]
     if not wanted:
         return
     order = " ".join(f"+{name}" for name in wanted)

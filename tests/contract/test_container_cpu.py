@@ -1,0 +1,185 @@
+"""Processor time and what programs see of it: classes, weights, and as many processors as a sandbox has
+cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
+from cloudyard.edge.backends.container.pool import Pool
+from cloudyard.edge.host.cgroups import open_cgroups
+from cloudyard.edge.meminfo import swap_total_bytes
+from cloudyard.errors import Unsupported
+from cloudyard.images.depot import Depot
+from cloudyard.model import MIB, Image
+from cloudyard.testing.backend_contract import SPEC, new_id, run
+from container_kit import POOL_SIZE, places
+from support import wait_until
+
+pytestmark = pytest.mark.live
+
+CPUS = len(os.sched_getaffinity(0))
+BEST_EFFORT = replace(SPEC, cpu_class="best_effort")
+SEEN = "import os; print(os.cpu_count() and len(os.sched_getaffinity(0)))"
+
+
+def backend_of(options: ContainerOptions, depot: Path) -> ContainerBackend:
+    return ContainerBackend(options, Depot(depot).layer_path)
+
+
+def group_of(pid: int) -> str:
+    """The processor group of a process, from the root of its hierarchy."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    found = {name: path for _, controllers, path in lines for name in controllers.split(",")}
+    return found.get("cpu", found.get("", ""))
+
+
+def parked(pool: Pool) -> dict[str, int]:
+    return {name: len(launchers) for name, launchers in pool._parked.items()}
+
+
+@pytest.mark.parametrize("cpu", [0.3, 1.0, 1.5, 64.0])
+async def test_nproc_and_affinity_agree_with_the_cores_of_a_sandbox(
+    options: ContainerOptions, depot: Path, image: Image, cpu: float
+) -> None:
+    expected = min(CPUS, max(1, -int(-cpu // 1)))
+    async with backend_of(options, depot) as backend:
+        if not backend._groups.cpus:
+            pytest.skip("there is no controller for processors here")
+        instance = await backend.create(new_id(), replace(SPEC, cpu=cpu), image)
+        told = await run(instance, f"nproc; python3 -c '{SEEN}'; taskset -p ffff $$ >&2; nproc")
+        await instance.stop()
+    assert told.stdout.split() == [str(expected)] * 3, told
+
+
+async def test_sandboxes_of_one_core_are_spread_over_all_processors(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    async with backend_of(options, depot) as backend:
+        if not backend._groups.cpus:
+            pytest.skip("there is no controller for processors here")
+        instances = [await backend.create(new_id(), SPEC, image) for _ in range(CPUS)]
+        masks = [os.sched_getaffinity(instance.facts.pid) for instance in instances]
+        assert sorted(cpu for mask in masks for cpu in mask) == sorted(os.sched_getaffinity(0))
+        for instance in instances:
+            await instance.stop()
+
+
+async def test_the_next_edge_knows_which_processors_are_taken(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    async with backend_of(options, depot) as backend:
+        if not backend._groups.cpus:
+            pytest.skip("there is no controller for processors here")
+        first = await backend.create(new_id(), SPEC, image)
+    async with backend_of(options, depot) as backend:
+        adopted = await backend.adopt(first.facts)
+        assert adopted is not None
+        other = await backend.create(new_id(), SPEC, image)
+        mine, its = (os.sched_getaffinity(each.facts.pid) for each in (adopted, other))
+        assert CPUS == 1 or not mine & its
+        await adopted.stop()
+        await other.stop()
+
+
+async def test_a_best_effort_sandbox_is_in_the_idle_group_from_its_start_and_across_edges(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    async with backend_of(options, depot) as backend:
+        usual = await backend.create(new_id(), SPEC, image)
+        effort = await backend.create(new_id(), BEST_EFFORT, image)
+        assert group_of(usual.facts.pid) == f"/cloudyard/{options.tag}/{usual.facts.slot}"
+        assert group_of(effort.facts.pid) == f"/cloudyard-best-effort/{options.tag}/{effort.facts.slot}"
+        await usual.stop()
+    async with backend_of(options, depot) as backend:
+        adopted = await backend.adopt(effort.facts)
+        assert adopted is not None
+        assert not await backend.sweep({effort.facts.slot})
+        assert (await run(adopted, "/bin/true")).exit_code == 0
+        assert adopted.usage().cpu_s > 0
+        await adopted.stop()
+        assert str(effort.facts.slot) not in places(options)["cgroups"]
+
+
+async def test_an_unknown_best_effort_sandbox_is_swept(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    async with backend_of(options, depot) as backend:
+        await backend.create(new_id(), BEST_EFFORT, image)
+    async with backend_of(replace(options, pool_size=0), depot) as backend:
+        assert await backend.sweep(set())
+    assert places(options)["cgroups"] == set()
+
+
+async def test_the_pool_follows_demand_for_a_class_and_stays_within_its_size(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    highest = 0
+    async with backend_of(options, depot) as backend, anyio.create_task_group() as tasks:
+        pool = backend._pool
+
+        async def watch() -> None:
+            nonlocal highest
+            while True:
+                highest = max(highest, sum(parked(pool).values()))
+                await anyio.sleep(0.001)
+
+        tasks.start_soon(watch)
+        await wait_until(lambda: parked(pool) == {"latency": POOL_SIZE, "best_effort": 0}, "a usual pool")
+        for _ in range(POOL_SIZE):
+            await (await backend.create(new_id(), BEST_EFFORT, image)).stop()
+        await wait_until(lambda: parked(pool) == {"latency": 0, "best_effort": POOL_SIZE}, "it follows")
+        await (await backend.create(new_id(), SPEC, image)).stop()
+        await wait_until(lambda: parked(pool) == {"latency": 1, "best_effort": POOL_SIZE - 1}, "both")
+        tasks.cancel_scope.cancel()
+    assert highest <= POOL_SIZE
+
+
+async def test_a_weight_gives_its_share_of_a_busy_processor(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    """A hog in each on every processor, one with ten times the weight of the other."""
+    hog = " & ".join(["timeout 20 sh -c 'while :; do :; done'"] * CPUS) + "; wait"
+    async with backend_of(options, depot) as backend, anyio.create_task_group() as tasks:
+        light = await backend.create(new_id(), replace(SPEC, cpu=float(CPUS), cpu_weight=20), image)
+        heavy = await backend.create(new_id(), replace(SPEC, cpu=float(CPUS), cpu_weight=200), image)
+
+        def used() -> list[float]:
+            return [instance.usage().cpu_s for instance in (light, heavy)]
+
+        for instance in (light, heavy):
+            tasks.start_soon(run, instance, hog)
+        before = used()
+        await wait_until(lambda: min(used()) > max(before) + 0.1, "both are at work")
+        before = used()
+        await wait_until(lambda: max(used()) > max(before) + 0.8, "some time has passed")
+        took = [after - start for after, start in zip(used(), before, strict=True)]
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await light.stop()
+            await heavy.stop()
+    assert took[1] > 3 * took[0]
+
+
+async def test_swap_is_refused_where_there_is_none(
+    options: ContainerOptions, depot: Path, image: Image
+) -> None:
+    asked = replace(SPEC, swap=64 * MIB)
+    groups = open_cgroups(options.tag)
+    offered = swap_total_bytes() > 0 and groups.limits_swap
+    groups.close()
+    async with backend_of(options, depot) as backend:
+        if offered:
+            instance = await backend.create(new_id(), asked, image)
+            fill = f"python3 -c 'bytearray({SPEC.memory} + {MIB} * 16)'"
+            assert (await run(instance, fill)).exit_code == 0
+            await instance.stop()
+        else:
+            with pytest.raises(Unsupported, match="swap") as refused:
+                await backend.create(new_id(), asked, image)
+            assert refused.value.code == "no_swap"
