@@ -321,6 +321,11 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
     parser.add_argument("--memory", metavar="SIZE", help="of a new sandbox, such as 512MiB")
     parser.add_argument("--swap", metavar="SIZE", help="of a new sandbox, beyond its memory (none)")
     parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
+    parser.add_argument(
+        "--user-namespaces",
+        action="store_true",
+        help="programs in a new sandbox may make them (browsers)",
+    )
     parser.add_argument("--max-ttl", type=float, metavar="S", help="of a new sandbox: its longest life")
     parser.add_argument(
         "--lease",
@@ -359,6 +364,8 @@ def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
         options["swap"] = args.swap
     if args.pids is not None:
         options["pids"] = args.pids
+    if args.user_namespaces:
+        options["user_namespaces"] = True
     if args.max_ttl is not None:
         options["max_ttl_s"] = args.max_ttl
     return leased(yard, args.image, lease_s=args.lease, **options)
