@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2
 CLONE_FS, CLONE_NEWNS = 0x200, 0x20000
-MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 0x1, 0x4, 0x10
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 0x1, 0x2, 0x4, 0x10
 PR_SET_CHILD_SUBREAPER = 36
 
 _AT_FDCWD = -100
@@ -74,8 +74,14 @@ def enter_mount_namespace(fd: int) -> None:
     _check(_libc.setns(fd, CLONE_NEWNS), "mount namespace")
 
 
-def new_mount(kind: str, source: str, *, attributes: int) -> int:
+def new_mount(kind: str, source: str, *, attributes: int, options: Sequence[str] = ("ro",)) -> int:
     """A mount that is attached nowhere yet, as a descriptor; `move_mount` puts it in its place.
+
+    Args:
+        kind: of the file system.
+        source: the device or file.
+        attributes: MOUNT_ATTR_*, of this mount.
+        options: flags and NAME=VALUE, of the file system.
 
     Raises:
         OSError: the kernel's reason, with its own words where it gave some.
@@ -83,11 +89,11 @@ def new_mount(kind: str, source: str, *, attributes: int) -> int:
     context = _check(_libc.syscall(_SYS_FSOPEN, kind.encode(), _FSOPEN_CLOEXEC), kind)
     try:
         try:
-            _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_SET_FLAG, b"ro", None, 0), source)
-            _check(
-                _libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_SET_STRING, b"source", source.encode(), 0),
-                source,
-            )
+            for option in (f"source={source}", *options):
+                name, equals, value = option.partition("=")
+                how = _FSCONFIG_SET_STRING if equals else _FSCONFIG_SET_FLAG
+                text = value.encode() if equals else None
+                _check(_libc.syscall(_SYS_FSCONFIG, context, how, name.encode(), text, 0), source)
             _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0), source)
         except OSError as exc:
             said = _words(context)
