@@ -101,6 +101,11 @@ class FakeInstance:
             pids_refused=self.forks_over_limit,
         )
 
+    def disk(self) -> DiskUse:
+        if self._process.ended.is_set():
+            raise self._gone("Reading the counters")
+        return self.disk_use
+
     def oom_kills(self) -> int:
         if self._process.ended.is_set():
             raise self._gone("Reading the counters")

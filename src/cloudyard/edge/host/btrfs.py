@@ -1,4 +1,4 @@
-"""What btrfs can do by ioctl that we need: subvolumes, limits of what they may hold, a file system that grows.
+"""What we need of btrfs by ioctl: subvolumes, limits of what they may hold, a file system that grows.
 
 Numbers and structures are those of linux/btrfs.h. Each function raises OSError with the kernel's reason.
 """
@@ -51,7 +51,7 @@ def subvolume_id(directory: int) -> int:
 
 
 def enable_quotas(root: int) -> None:
-    """Count what each subvolume holds: in the simple way where the kernel has it (6.7), which costs no walk."""
+    """Count what each subvolume holds; in the simple way, which is cheaper, where the kernel has it (6.7)."""
     try:
         fcntl.ioctl(root, _QUOTA_CTL, struct.pack("<2Q", _ENABLE_SIMPLE, 0))
     except OSError as exc:
@@ -66,8 +66,8 @@ def limit(root: int, subvolume: int, most_bytes: int) -> None:
 
 
 def forget(root: int, subvolume: int) -> bool:
-    """Drop the counter of a subvolume that was removed. Gives whether it is gone; kernels before 6.10 leave it to
-    us."""
+    """Drop the counter of a subvolume that was removed, which some kernels leave to us. Gives whether it is
+    gone."""
     try:
         fcntl.ioctl(root, _QGROUP_CREATE, struct.pack("<2Q", 0, subvolume))
     except OSError as exc:
@@ -102,7 +102,9 @@ def hurry(root: int) -> None:
 
 
 def _name(directory: int, request: int, name: str) -> None:
-    fcntl.ioctl(directory, request, bytearray(_NAMED.pack(0, name.encode())))  # more than ioctl takes of bytes
+    fcntl.ioctl(
+        directory, request, bytearray(_NAMED.pack(0, name.encode()))
+    )  # more than ioctl takes of bytes
 
 
 def is_there() -> bool:

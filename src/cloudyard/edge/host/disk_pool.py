@@ -23,13 +23,14 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from cloudyard.edge.host import btrfs, loops, syscalls
-from cloudyard.edge.host.disks import DiskUse
+from cloudyard.edge.backends.base import DiskUse
+from cloudyard.edge.host import btrfs, inroot, loops, syscalls
 from cloudyard.errors import LimitExceeded, Unsupported
 from cloudyard.model import GIB, MIB
 
 FILE_MIN_BYTES = 256 * MIB  # the smallest pool that is worth its name
-AHEAD_BYTES = 4 * GIB  # free space that the pool has ready: what sandboxes write between two looks
+STEP_BYTES = 4 * GIB  # it begins so large and grows by so much
+AHEAD_BYTES = 2 * GIB  # free space that it has ready: what sandboxes write between two looks
 LOOK_EACH_S = 0.25
 LOW_BYTES = 64 * MIB  # with less free, no disk is made
 RESERVE_BYTES, RESERVE_SHARE = 2 * GIB, 0.05  # of the machine's disk that the pool leaves alone
@@ -87,7 +88,7 @@ class DiskPool:
 
     def use(self, name: str) -> DiskUse:
         held = btrfs.held(self._counters, self._id(name))
-        return DiskUse(held.used, held.limit, self._free())
+        return DiskUse(used_bytes=held.used, limit_bytes=held.limit, free_bytes=self._free())
 
     def remove(self, name: str) -> Path | None:
         with contextlib.suppress(FileNotFoundError):
@@ -120,7 +121,7 @@ class DiskPool:
 
     def _grow(self) -> None:
         size = os.fstat(self._file).st_size
-        more = min(AHEAD_BYTES, self._most - size, spare_bytes(self._path))
+        more = min(STEP_BYTES, self._most - size, spare_bytes(self._path))
         if more < FILE_MIN_BYTES:
             return
         set_aside(self._file, size, more)
@@ -188,6 +189,9 @@ def spare_bytes(path: Path) -> int:
 
 def set_aside(file: int, at: int, size: int) -> None:
     """Make the file so much longer, with room for it on the disk where the file system there can do that."""
+    if memory_backed(file):  # where setting aside is to use up
+        os.ftruncate(file, at + size)
+        return
     try:
         os.posix_fallocate(file, at, size)
     except OSError as exc:
@@ -196,16 +200,30 @@ def set_aside(file: int, at: int, size: int) -> None:
         os.ftruncate(file, at + size)
 
 
+def memory_backed(file: int) -> bool:
+    """Whether the file lies on a tmpfs."""
+    return inroot.file_system(file) == "tmpfs"
+
+
 def _make_file(path: Path, most_bytes: int) -> int:
     """A new pool's file with a file system in it."""
     path.unlink(missing_ok=True)  # of a pool in which nothing lives
-    size = min(AHEAD_BYTES, most_bytes, spare_bytes(path))
+    size = min(STEP_BYTES, most_bytes, spare_bytes(path))
     if size < FILE_MIN_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         set_aside(file, 0, size)
-        command = ["mkfs.btrfs", "--quiet", "--nodiscard", "--metadata", "single", "--data", "single", str(path)]
+        command = [
+            "mkfs.btrfs",
+            "--quiet",
+            "--nodiscard",
+            "--metadata",
+            "single",
+            "--data",
+            "single",
+            str(path),
+        ]
         made = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MKFS_WAIT_S
         )

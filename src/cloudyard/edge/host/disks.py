@@ -11,19 +11,10 @@ import secrets
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import Struct
-
+from cloudyard.edge.backends.base import DiskUse
 from cloudyard.edge.host.trash import discard
 
 REMOVE_WAIT_S = 5.0  # a removal waits so long; the rest of a large disk goes later
-
-
-class DiskUse(Struct, frozen=True):
-    """Bytes that a disk holds; what it may hold, 0 where nothing bounds it; what is free for all disks together."""
-
-    used: int
-    limit: int
-    free: int
 
 
 class Disks(Protocol):
@@ -90,7 +81,7 @@ class PlainDisks:
 
     def use(self, name: str) -> DiskUse:
         facts = os.statvfs(self._directory)
-        return DiskUse(0, 0, facts.f_bavail * facts.f_frsize)
+        return DiskUse(used_bytes=0, limit_bytes=0, free_bytes=facts.f_bavail * facts.f_frsize)
 
     def remove(self, name: str) -> Path | None:
         thrown = self._trash / f"{name}-{secrets.token_hex(4)}"

@@ -41,15 +41,23 @@ class Template:
 
     @classmethod
     async def make(
-        cls, boxes: Path, way: LayerMount = "auto", *, filters: Mapping[str, bytes] = NO_FILTERS
+        cls,
+        boxes: Path,
+        way: LayerMount = "auto",
+        *,
+        filters: Mapping[str, bytes] = NO_FILTERS,
+        disks: int | None = None,
     ) -> Template:
-        """Build one that shows `boxes` at BOXES and the filters, by name, in FILTERS.
+        """Build one that shows `boxes` at BOXES, or `disks`, a mount that is attached nowhere yet; and the
+        filters, by name, in FILTERS.
 
         Raises:
             Unsupported: this process may not make mount namespaces.
         """
         try:
-            fd = await to_thread.run_sync(lambda: syscalls.on_own_thread(lambda: _build(boxes, filters)))
+            fd = await to_thread.run_sync(
+                lambda: syscalls.on_own_thread(lambda: _build(boxes, filters, disks))
+            )
         except OSError as exc:
             raise Unsupported(
                 f"Making a mount namespace failed at {exc.filename or 'unshare'}: {exc.strerror}.",
@@ -98,7 +106,7 @@ class Template:
             os.close(mounted)
 
 
-def _build(boxes: Path, filters: Mapping[str, bytes]) -> int:
+def _build(boxes: Path, filters: Mapping[str, bytes], disks: int | None) -> int:
     """Make the namespace on this thread, which must end after it. Gives its descriptor."""
     syscalls.unshare(syscalls.CLONE_FS | syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -111,7 +119,11 @@ def _build(boxes: Path, filters: Mapping[str, bytes]) -> int:
             _show_system(root, name)
         for name in ("proc", "dev"):
             _bind(f"/{name}", f"{root}/{name}")
-        _bind(f"/proc/self/fd/{source}", root + BOXES)
+        if disks is None:
+            _bind(f"/proc/self/fd/{source}", root + BOXES)
+        else:
+            os.mkdir(root + BOXES)
+            syscalls.move_mount(disks, root + BOXES)
         for name in ("tmp", "old", "root", "pts", "layers", *(f"lower/{i}" for i in range(LAYERS_MAX))):
             os.makedirs(f"{root}/{name}")
         for path in (NOWHERE, FILTERS):

@@ -11,6 +11,7 @@ bears its slot's number (`site`), so that the next edge finds all of it again, o
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +25,7 @@ from anyio import CancelScope, create_task_group, to_thread
 from cloudyard.edge.backends.base import Instance, InstanceFacts
 from cloudyard.edge.backends.container.defences import Defences
 from cloudyard.edge.backends.container.instance import ContainerInstance
-from cloudyard.edge.backends.container.maker import Maker
+from cloudyard.edge.backends.container.maker import PARKED_DISK_BYTES, Maker
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.pool import Pool
 from cloudyard.edge.backends.container.site import SOCKET_PATH_MAX, Site
@@ -32,19 +33,23 @@ from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
+from cloudyard.edge.host.disk_pool import open_pool
+from cloudyard.edge.host.disks import Disks, PlainDisks
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
 from cloudyard.edge.meminfo import swap_total_bytes
-from cloudyard.errors import InvalidRequest, Unsupported
-from cloudyard.model import Image, SandboxId, SandboxSpec
+from cloudyard.errors import CloudyardError, InvalidRequest, Unsupported
+from cloudyard.model import GIB, Image, SandboxId, SandboxSpec, parse_size
 
 __all__ = ["ContainerBackend", "ContainerOptions", "Defences"]
 
 NESTING_WEIGHT = 3000  # of the processor: short work that somebody waits for, beside much that takes long
+MOST_BYTES = 65_536 * GIB  # of a pool that takes what there is
 PIDS_PER_SANDBOX = 8  # of kernel.pid_max, for `capacity`
 DESCRIPTORS_PER_SANDBOX = 4  # of the edge's own limit, for `capacity`
+_log = logging.getLogger(__name__)
 
 
 class ContainerBackend:
@@ -75,6 +80,12 @@ class ContainerBackend:
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         if spec.swap:
             self._refuse_swap()
+        if not self._disks.limited and parse_size(spec.disk, what="disk") != PARKED_DISK_BYTES:
+            raise Unsupported(
+                f"A sandbox with disk={spec.disk} cannot be made here: this yard has no disk pool.",
+                code="no_disk_pool",
+                hint="Leave disk out; or have a pool on the node: cloudyard doctor says what it needs.",
+            )
         raised = await self._stock.take(await self._shape(spec, image))
         return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight, pinned=True)
 
@@ -179,14 +190,18 @@ class ContainerBackend:
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
             filters = await to_thread.run_sync(build_filters)
+            disks = self._disks = await to_thread.run_sync(_open_disks, options)
+            closing.callback(disks.close)
             template = self._template = await Template.make(
-                options.boxes, options.layer_mount, filters=filters
+                options.boxes, options.layer_mount, filters=filters, disks=disks.mount
             )
             closing.callback(template.close)
             async with create_task_group() as behind:
                 needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled
                 behind.start_soon(_watch, watcher, needed)
-                sites = Sites(options, slots=slots, groups=groups, watcher=watcher, behind=behind)
+                sites = Sites(
+                    options, slots=slots, groups=groups, disks=disks, watcher=watcher, behind=behind
+                )
                 maker = Maker(options, sites=sites, watcher=watcher, template=template, guest=guest)
                 pool = Pool(
                     maker.park,
@@ -202,6 +217,7 @@ class ContainerBackend:
                 self._sites, self._maker, self._pool, self._stock = sites, maker, pool, stock
                 try:
                     async with create_task_group() as filling:
+                        filling.start_soon(disks.run)
                         filling.start_soon(pool.run)
                         filling.start_soon(stock.run)
                         yield
@@ -214,6 +230,19 @@ class ContainerBackend:
                             await maker.take_down(launcher)
                     needed.cancel()
                 behind.cancel_scope.cancel()
+
+
+def _open_disks(options: ContainerOptions) -> Disks:
+    """The disks of sandboxes: in a pool, where the machine can make one."""
+    if options.disk_pool_bytes != 0:
+        most = MOST_BYTES if options.disk_pool_bytes is None else options.disk_pool_bytes
+        try:
+            return open_pool(options.disk_pool, most_bytes=most)
+        except CloudyardError as exc:
+            if options.disk_pool_bytes is not None:
+                raise
+            _log.warning("Sandboxes have no limit of disk here: %s", exc)
+    return PlainDisks(options.boxes, options.trash)
 
 
 async def _watch(watcher: Watcher, needed: CancelScope) -> None:

@@ -48,6 +48,7 @@ class Defences(Struct, frozen=True, kw_only=True):
     cgroup_namespace: bool = True
     memory_limit: bool = True
     pids_limit: bool = True
+    disk_limit: bool = True
 
     @property
     def own_ids(self) -> bool:

@@ -152,13 +152,21 @@ class Launcher:
 
 
 def launch(
-    site: Site, limits: Limits, *, program: str, template: int, guest: int, namespaces: int
+    site: Site,
+    limits: Limits,
+    *,
+    disk_bytes: int,
+    program: str,
+    template: int,
+    guest: int,
+    namespaces: int,
 ) -> Launcher:
     """Make the site and start a launcher in it. Blocks for some milliseconds: for a thread.
 
     Args:
         site: the slot's place, of which nothing is there yet.
         limits: what its cgroup may use to begin with.
+        disk_bytes: what its disk may hold to begin with.
         program: the launcher's path.
         template: descriptor of the template mount namespace.
         guest: descriptor of the guest's program.
@@ -168,7 +176,7 @@ def launch(
         OSError: what failed; the site may be there in part.
     """
     with ExitStack() as closing:
-        listener = closing.enter_context(site.make(limits))
+        listener = closing.enter_context(site.make(limits, disk_bytes=disk_bytes))
         ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         closing.enter_context(control)
         info, info_end = os.pipe()

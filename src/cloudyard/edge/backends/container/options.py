@@ -46,6 +46,9 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     """A cgroup v2 directory that was delegated to us; None: the root of what is mounted."""
     shm_bytes: int = SHM_BYTES
     """Size of each sandbox's /dev/shm."""
+    disk_pool_bytes: int | None = None
+    """What the pool of sandboxes' disks may take of this machine's disk; None: all but a reserve, or no pool
+    where the machine can make none; 0: no pool."""
     claims: Path = CLAIMS_DIR
     """Where the yards of this machine agree on who has which uids."""
     defences: Defences = Defences()
@@ -55,6 +58,11 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     def boxes(self) -> Path:
         """A directory per slot with what its sandbox wrote."""
         return self.state / "edge" / "boxes"
+
+    @property
+    def disk_pool(self) -> Path:
+        """The file that holds their disks, where they are in a pool."""
+        return self.state / "edge" / "disks.btrfs"
 
     @property
     def trash(self) -> Path:
