@@ -102,9 +102,8 @@ def hurry(root: int) -> None:
 
 
 def _name(directory: int, request: int, name: str) -> None:
-    fcntl.ioctl(
-        directory, request, bytearray(_NAMED.pack(0, name.encode()))
-    )  # more than ioctl takes of bytes
+    # As a bytearray: Python takes 1,024 immutable bytes at most.
+    fcntl.ioctl(directory, request, bytearray(_NAMED.pack(0, name.encode())))
 
 
 def is_there() -> bool:

@@ -1,13 +1,13 @@
 """One btrfs for the disks of all sandboxes of a yard, in a file: a subvolume each, with a limit each.
 
 The file is on one loop device, which frees itself when the last sandbox and the edge have ended; the mount is
-attached to no directory of the machine. An edge that finds the device in use takes the file system up as it is:
-sandboxes live in it. One that does not makes it anew: nothing in it is of use to anybody, and a machine that lost
-power leaves no damage behind.
+attached to no directory of the machine. An edge that finds the device in use takes the file system up as it
+is: sandboxes live in it. One that does not makes it anew: nothing in it is of use to anybody, and a machine
+that lost power leaves no damage behind.
 
 What the file takes of the machine's disk is set aside for it, so that no write in a sandbox ever finds the
 machine's disk full, which would end the file system for all of them. The file grows ahead of need, as long as
-`reserve_bytes` stay free on the machine; when it can grow no more, sandboxes hear ENOSPC.
+a reserve stays free on the machine; when it can grow no more, sandboxes hear ENOSPC.
 """
 
 from __future__ import annotations
@@ -214,16 +214,7 @@ def _make_file(path: Path, most_bytes: int) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         set_aside(file, 0, size)
-        command = [
-            "mkfs.btrfs",
-            "--quiet",
-            "--nodiscard",
-            "--metadata",
-            "single",
-            "--data",
-            "single",
-            str(path),
-        ]
+        command = ["mkfs.btrfs", "--quiet", "--nodiscard", "-m", "single", "-d", "single", str(path)]
         made = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MKFS_WAIT_S
         )

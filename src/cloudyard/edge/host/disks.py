@@ -1,7 +1,7 @@
 """Disks of sandboxes: a directory each, whose contents can be bounded where the machine can do that.
 
-`DiskPool` keeps them as subvolumes of one btrfs with a limit each; `PlainDisks` as directories of whatever file
-system is there, without one. What is made here bears the name it was given and is found again by it.
+`DiskPool` keeps them as subvolumes of one btrfs with a limit each; `PlainDisks` as directories of whatever
+file system is there, without one. What is made here bears the name it was given and is found again by it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Disks(Protocol):
         """Disks that are there."""
 
     def make(self, name: str, most_bytes: int) -> Path:
-        """An empty directory of mode 0700, which may hold so much. ENOSPC when there is no room for another."""
+        """An empty directory of mode 0700, which may hold so much. ENOSPC when there is no room for one."""
 
     def limit(self, name: str, most_bytes: int) -> None:
         """Let it hold so much from now on."""

@@ -201,8 +201,8 @@ def check_regular(mode: int, path: str, doing: str) -> None:
 
 
 def file_system(descriptor: int) -> str:
-    """The kind of file system that it is on: by name where it is one of disks or memory, else its number. Raises
-    OSError."""
+    """The kind of file system it is on: by name where files of a sandbox may lie there, else by number.
+    Raises OSError."""
     buffer = _Statfs()
     if _libc.fstatfs(descriptor, ctypes.byref(buffer)) != 0:
         number = ctypes.get_errno()
