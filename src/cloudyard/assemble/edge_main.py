@@ -44,6 +44,7 @@ def container_options(config: YardConfig) -> ContainerOptions:
         run=config.paths.run,
         launcher=BINARIES / "launch",
         guest=BINARIES / "guest",
+        disk_pool_bytes=config.disk_pool_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 from msgspec.structs import replace
 
+from cloudyard.edge.backends.base import DiskUse
 from cloudyard.edge.clock import Timer
 from cloudyard.edge.history import output_name
 from cloudyard.edge.output import Stream
@@ -178,7 +179,14 @@ class Command:
                 timer.cancel()
         self.timer = self.kill_timer = None
 
-    def ending(self, refused: Refused, *, shared: bool, lost: str, limits: Bounds) -> Ending:
+    @property
+    def ended_badly(self) -> bool:
+        """The guest says that it failed."""
+        return self.exit is not None and self.exit.number(Tag.EXIT_CODE, 1) != 0
+
+    def ending(
+        self, refused: Refused, *, disk: DiskUse | None, shared: bool, lost: str, limits: Bounds
+    ) -> Ending:
         """What was seen of its end, together with what the kernel's counters say."""
         exit_ = self.exit
         return Ending(
@@ -191,6 +199,7 @@ class Command:
             oom_kills=refused.oom_kills,
             shared=shared,
             forks_refused=refused.forks,
+            disk=disk,
             output_cut=self.stdout.over_limit or self.stderr.over_limit,
             output_error=self.stdout.error or self.stderr.error,
             limits=limits,

@@ -15,7 +15,7 @@ from cloudyard.edge.config import TREE_WAIT_S
 from cloudyard.edge.forgets import Forgets
 from cloudyard.edge.history import History
 from cloudyard.edge.places import Places
-from cloudyard.edge.refusals import Counters, refused_since
+from cloudyard.edge.refusals import Counters, disk_use, refused_since
 from cloudyard.edge.steps import Step, StepBook
 from cloudyard.edge.translate import signal_frame
 from cloudyard.edge.verdict import SIGKILL, Bounds, error_of_start, judge, judge_not_started
@@ -127,6 +127,7 @@ class Endings:
                 self._fail(command.step, Conflict(message, code="command_ended", fault="policy"))
         ending = command.ending(
             refused_since(self._counters, command.refused_before),
+            disk=disk_use(self._counters) if command.ended_badly else None,
             shared=command.company != self._launched,
             lost=lost,
             limits=self._bounds,

@@ -6,17 +6,21 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from cloudyard.edge.backends.base import DiskUse
 from cloudyard.errors import SandboxUnavailable
 
 
 class Counters(Protocol):
-    """Where the kernel's counters are read. Both raise SandboxUnavailable when the sandbox is gone."""
+    """Where the kernel's counters are read. All raise SandboxUnavailable when the sandbox is gone."""
 
     def oom_kills(self) -> int:
         """Processes of the sandbox that were killed for memory."""
 
     def forks_refused(self) -> int:
         """Forks in it that its limit of processes refused."""
+
+    def disk(self) -> DiskUse:
+        """How full its disk is."""
 
 
 class Refused(NamedTuple):
@@ -40,3 +44,11 @@ def refused_since(counters: Counters, before: Refused | None) -> Refused:
     if now is None or before is None:
         return Refused()
     return Refused(max(0, now.oom_kills - before.oom_kills), max(0, now.forks - before.forks))
+
+
+def disk_use(counters: Counters) -> DiskUse | None:
+    """How full the sandbox's disk is; None when the sandbox is gone."""
+    try:
+        return counters.disk()
+    except SandboxUnavailable:
+        return None

@@ -199,10 +199,15 @@ class Sandbox:
         if self.instance is None:
             return info
         try:
-            usage = self.instance.usage()
+            usage, disk = self.instance.usage(), self.instance.disk()
         except SandboxUnavailable:  # it has ended, and its end is not noted yet
             return info
-        return replace(info, memory_used_bytes=usage.memory_bytes, cpu_used_s=usage.cpu_s)
+        return replace(
+            info,
+            memory_used_bytes=usage.memory_bytes,
+            disk_used_bytes=disk.used_bytes if disk.limit_bytes else None,
+            cpu_used_s=usage.cpu_s,
+        )
 
 
 def describe(journal: Journal, *, edge: str, life: Life, commands: int = 0) -> SandboxInfo:

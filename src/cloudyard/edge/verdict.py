@@ -9,12 +9,17 @@ import os
 import re
 from typing import NamedTuple
 
+from cloudyard.edge.backends.base import DiskUse
 from cloudyard.errors import CloudyardError, InvalidRequest
-from cloudyard.model import Fault, LimitName
+from cloudyard.model import MIB, Fault, LimitName
 
 SIGKILL = 9
 SHELL_SAW_SIGKILL = 128 + SIGKILL  # how a shell reports that its child was killed so
 NO_USER = re.compile(r"no (.*) in (/etc/[a-z]+)", re.DOTALL)  # how the guest says so
+DISK_SLACK_BYTES = 1 * MIB  # below a disk's limit: the kernel refuses what does not fit whole
+POOL_FULL_BYTES = (
+    16 * MIB
+)  # free for all sandboxes together; with less, a failure is not to be put down to one
 POLICY_WHATS = frozenset({"exec", "cwd", "user"})  # of NOT_STARTED: what the caller named; the rest is ours
 OUR_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO})
 
@@ -45,6 +50,8 @@ class Ending(NamedTuple):
     """Other commands of the sandbox ran at the same time: a kill may have struck one of theirs."""
     forks_refused: int = 0
     """By how much the sandbox's counter of forks over its process limit grew while it ran."""
+    disk: DiskUse | None = None
+    """How full the sandbox's disk is, where it ended badly."""
     output_cut: bool = False
     """It wrote more than was to be kept."""
     output_error: str = ""
@@ -64,6 +71,7 @@ def judge(end: Ending) -> Verdict:
     seen: list[tuple[LimitName, bool]] = [
         ("oom", end.oom_kills > 0),
         ("pids", end.forks_refused > 0),
+        ("disk", _disk_is_full(end.disk)),
         ("output", end.output_cut),
     ]
     return Verdict(_fault(end), [name for name, hit in seen if hit])
@@ -86,6 +94,9 @@ def _fault(end: Ending) -> Fault | None:
         return Fault(label="policy", reason="killed", evidence=end.killed)
     if end.signal is None and not end.exit_code:
         return None  # a process of it may have been killed for memory: it made do
+    if end.disk is not None and end.disk.free_bytes < POOL_FULL_BYTES and not _disk_is_full(end.disk):
+        evidence = f"{end.disk.free_bytes} bytes were left on the disk that all sandboxes of the node share"
+        return Fault(label="infra", reason="disk", evidence=evidence)
     died = end.signal == SIGKILL or end.exit_code == SHELL_SAW_SIGKILL
     reason = "oom" if died and end.oom_kills > 0 else "exit" if end.signal is None else "signal"
     evidence = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
@@ -101,9 +112,18 @@ def _what_was_refused(end: Ending) -> str:
     if end.forks_refused > 0:
         limit = f", of {end.limits.pids} processes," if end.limits.pids else ""
         said += f"; the sandbox's limit{limit} refused {end.forks_refused} forks while it ran"
+    if end.disk is not None and _disk_is_full(end.disk):
+        said += f"; its disk held {end.disk.used_bytes} bytes of the {end.disk.limit_bytes} that it may"
     if said and end.shared:
         said += "; other commands ran at the same time, and it may have been one of theirs"
     return said
+
+
+def _disk_is_full(disk: DiskUse | None) -> bool:
+    """Whether so little is left below the limit that a write of a usual size is refused."""
+    if disk is None or not disk.limit_bytes:
+        return False
+    return disk.limit_bytes - disk.used_bytes < min(DISK_SLACK_BYTES, disk.limit_bytes // 16)
 
 
 class NotStarted(NamedTuple):

@@ -157,6 +157,8 @@ class SandboxInfo(Result, tag="sandbox", frozen=True):
     """Commands running now."""
     memory_used_bytes: int | None = None
     """What the kernel charges it now, with its page cache; None in lists and where it is not known."""
+    disk_used_bytes: int | None = None
+    """What its disk holds beyond its image; None in lists, and where the node does not count it."""
     cpu_used_s: float | None = None
     """Processor time of all that ever ran in it; None in lists and where it is not known."""
 

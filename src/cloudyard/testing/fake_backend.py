@@ -18,7 +18,7 @@ from typing import Self
 
 import anyio
 
-from cloudyard.edge.backends.base import Files, Instance, InstanceFacts, Usage
+from cloudyard.edge.backends.base import DiskUse, Files, Instance, InstanceFacts, Usage
 from cloudyard.edge.host.files import RootFiles
 from cloudyard.edge.host.processes import Process, Watcher, ended_within, start_time
 from cloudyard.edge.probe import GuestSilent, prove
@@ -64,6 +64,7 @@ class FakeInstance:
         self._files = RootFiles(self._open_root, os.getuid())
         self.directory = backend.directory_of(facts.slot)
         self.killed_for_memory = 0
+        self.disk_use = DiskUse(used_bytes=0, limit_bytes=0, free_bytes=1 << 40)
         self.forks_over_limit = 0
 
     @property

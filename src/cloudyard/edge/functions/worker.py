@@ -351,4 +351,6 @@ NO_PYTHON = "the image has no python3"
 
 
 def _spec(image: str, memory: int) -> SandboxSpec:
-    return SandboxSpec(image=image, cpu=WORKER_CPU, memory=memory, pids=WORKER_PIDS, hostname="function")
+    return SandboxSpec(
+        image=image, cpu=WORKER_CPU, memory=memory, pids=WORKER_PIDS, disk=WORKER_DISK, hostname="function"
+    )

@@ -1,4 +1,4 @@
-"""Loop devices that free themselves with their last user. Knows files and devices, and not what is on them."""
+"""Loop devices that free themselves with their last user. Knows files and devices, not what is on them."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -55,9 +56,7 @@ class Template:
             Unsupported: this process may not make mount namespaces.
         """
         try:
-            fd = await to_thread.run_sync(
-                lambda: syscalls.on_own_thread(lambda: _build(boxes, filters, disks))
-            )
+            fd = await to_thread.run_sync(syscalls.on_own_thread, partial(_build, boxes, filters, disks))
         except OSError as exc:
             raise Unsupported(
                 f"Making a mount namespace failed at {exc.filename or 'unshare'}: {exc.strerror}.",
