@@ -20,6 +20,7 @@ import support
 from cloudyard.assemble.edge_main import container_options
 from cloudyard.edge.backends.container.options import POOL_SIZE, STOCK_SIZE
 from cloudyard.errors import CloudyardError, SandboxUnavailable
+from container_kit import disk_names
 from yards import TestYard
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -119,9 +120,11 @@ async def test_hundreds_of_sandboxes_come_and_go_among_kills_and_leave_nothing(y
                 kills += 1
         assert await client.list() == []
     print(f"{cycles.ended} sandboxes, {kills} kills, {len(cycles.broken)} noticed: {cycles.broken[:4]}")
-    slots = container_options(yard.config).boxes
+    options = container_options(yard.config)
     await support.wait_until(
-        lambda: len(os.listdir(slots)) <= POOL_SIZE + STOCK_SIZE, "only the pool holds slots", within_s=BACK_S
+        lambda: len(disk_names(options)) <= POOL_SIZE + STOCK_SIZE,
+        "only the pool holds disks",
+        within_s=BACK_S,
     )
     assert kills >= CYCLES // (2 * CYCLES_BETWEEN_KILLS)
     assert len(cycles.broken) <= 2 * kills

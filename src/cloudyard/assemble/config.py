@@ -190,7 +190,7 @@ def _pool_size(text: str) -> int:
         raise InvalidRequest(
             f"--disk-pool is {text}.",
             code="bad_disk_pool",
-            hint=f"At least {DISK_POOL_MIN_BYTES // MIB}MiB; or 0 for no pool, and no limit of sandboxes' disks.",
+            hint=f"At least {DISK_POOL_MIN_BYTES // MIB}MiB; or 0: no pool, and disks without limits.",
         )
     return size
 

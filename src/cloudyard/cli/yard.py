@@ -71,7 +71,7 @@ def add_up_arguments(parser: ArgumentParser) -> None:
         "--disk-pool",
         default="",
         metavar="SIZE",
-        help="what sandboxes' disks may take of this machine's, such as 200GiB (all but a reserve; 0: no limits)",
+        help="of this machine's disk for those of sandboxes, such as 200GiB (all but a reserve; 0: no limit)",
     )
     parser.add_argument(
         "--foreground", action="store_true", help="stay, and end the yard's processes on Ctrl-C"

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from cloudyard.core.lifecycle import Life, StopReason
-from cloudyard.edge.backends.base import Backend, Instance
+from cloudyard.edge.backends.base import Backend, DiskUse, Instance
 from cloudyard.edge.clock import Clock, Timer, Timers
 from cloudyard.edge.commands import Commands
 from cloudyard.edge.history import History
@@ -178,6 +178,16 @@ class Sandbox:
         if self.instance is None:
             raise unavailable(self.id, self.life)
         return self.instance.oom_kills()
+
+    def disk(self) -> DiskUse:
+        """How full its disk is.
+
+        Raises:
+            SandboxUnavailable: it is gone.
+        """
+        if self.instance is None:
+            raise unavailable(self.id, self.life)
+        return self.instance.disk()
 
     def forks_refused(self) -> int:
         """Forks in it that its limit of processes refused.

@@ -12,12 +12,13 @@ a reserve stays free on the machine; when it can grow no more, sandboxes hear EN
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
+import shutil
 import subprocess
 from collections import deque
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import anyio
@@ -36,6 +37,7 @@ LOW_BYTES = 64 * MIB  # with less free, no disk is made
 RESERVE_BYTES, RESERVE_SHARE = 2 * GIB, 0.05  # of the machine's disk that the pool leaves alone
 MKFS_WAIT_S = 60.0
 FORGOTTEN_AT_ONCE = 8  # counters of removed disks, with each removal
+PROGRAMS = "/usr/sbin:/sbin:/usr/bin:/bin"
 _ATTRIBUTES = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOATIME
 # Contents are of no use after a crash, so they need no sums; space that is free stays the file's.
 _OPTIONS = ("nodatasum", "nodiscard")
@@ -91,7 +93,7 @@ class DiskPool:
         return DiskUse(used_bytes=held.used, limit_bytes=held.limit, free_bytes=self._free())
 
     def remove(self, name: str) -> Path | None:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             self._removed.append(self._id(name))
             self._ids.pop(name, None)
             btrfs.remove_subvolume(self._root, name)
@@ -156,28 +158,29 @@ def open_pool(path: Path, *, most_bytes: int) -> DiskPool:
         LimitExceeded: the machine's disk has no room for it.
         Unsupported: the machine cannot make one: no btrfs, no mkfs.btrfs, no loop device.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    device = -1
     try:
-        found = loops.find(file)
-        if found is None:
-            os.close(file)
-            file = _make_file(path, most_bytes)
-            found = loops.attach(file, path, read_only=False)
-        device, name = found
-        mount = syscalls.new_mount("btrfs", name, attributes=_ATTRIBUTES, options=_OPTIONS)
-        try:
-            return DiskPool(file, path, device=device, mount=mount, most_bytes=most_bytes)
-        except BaseException:
-            os.close(mount)
-            raise
-    except BaseException as exc:
-        for descriptor in (file, device):
-            if descriptor >= 0:
-                os.close(descriptor)
-        if isinstance(exc, OSError):
-            raise _refused(exc, path) from exc
-        raise
+        with ExitStack() as undo:
+            file, (device, name) = _in_use(path) or _made(path, most_bytes)
+            for descriptor in (file, device):
+                undo.callback(os.close, descriptor)
+            mount = syscalls.new_mount("btrfs", name, attributes=_ATTRIBUTES, options=_OPTIONS)
+            undo.callback(os.close, mount)
+            pool = DiskPool(file, path, device=device, mount=mount, most_bytes=most_bytes)
+            undo.pop_all()
+            return pool
+    except OSError as exc:
+        raise _refused(exc, path) from exc
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether sandboxes live in the pool of this file."""
+    found = _in_use(path)
+    if found is None:
+        return False
+    file, (device, _) = found
+    os.close(device)
+    os.close(file)
+    return True
 
 
 def spare_bytes(path: Path) -> int:
@@ -205,8 +208,21 @@ def memory_backed(file: int) -> bool:
     return inroot.file_system(file) == "tmpfs"
 
 
-def _make_file(path: Path, most_bytes: int) -> int:
-    """A new pool's file with a file system in it."""
+def _in_use(path: Path) -> tuple[int, tuple[int, str]] | None:
+    """The pool's file and its device, where sandboxes live in it."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    found = loops.find(file)
+    if found is None:
+        os.close(file)
+        return None
+    return file, found
+
+
+def _made(path: Path, most_bytes: int) -> tuple[int, tuple[int, str]]:
+    """A new pool's file, with a file system in it and a device on it."""
     path.unlink(missing_ok=True)  # of a pool in which nothing lives
     size = min(STEP_BYTES, most_bytes, spare_bytes(path))
     if size < FILE_MIN_BYTES:
@@ -214,18 +230,26 @@ def _make_file(path: Path, most_bytes: int) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         set_aside(file, 0, size)
-        command = ["mkfs.btrfs", "--quiet", "--nodiscard", "-m", "single", "-d", "single", str(path)]
-        made = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MKFS_WAIT_S
-        )
-        if made.returncode:
-            said = made.stderr.strip().splitlines()
-            raise OSError(errno.EIO, said[-1] if said else "mkfs.btrfs failed", str(path))
+        _make_file_system(path)
+        return file, loops.attach(file, path, read_only=False)
     except BaseException:
         os.close(file)
         path.unlink(missing_ok=True)
         raise
-    return file
+
+
+def _make_file_system(path: Path) -> None:
+    program = shutil.which("mkfs.btrfs", path=PROGRAMS) or "mkfs.btrfs"
+    command = [program, "--quiet", "--nodiscard", "-m", "single", "-d", "single", str(path)]
+    try:
+        made = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MKFS_WAIT_S
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), command[0]) from exc
+    if made.returncode:
+        said = made.stderr.strip().splitlines()
+        raise OSError(errno.EIO, said[-1] if said else "it failed and said nothing", command[0])
 
 
 def _refused(exc: OSError, path: Path) -> LimitExceeded | Unsupported:

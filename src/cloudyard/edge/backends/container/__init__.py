@@ -33,7 +33,7 @@ from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
-from cloudyard.edge.host.disk_pool import open_pool
+from cloudyard.edge.host.disk_pool import is_in_use, open_pool
 from cloudyard.edge.host.disks import Disks, PlainDisks
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.seccomp import build_filters
@@ -239,7 +239,7 @@ def _open_disks(options: ContainerOptions) -> Disks:
         try:
             return open_pool(options.disk_pool, most_bytes=most)
         except CloudyardError as exc:
-            if options.disk_pool_bytes is not None:
+            if options.disk_pool_bytes is not None or is_in_use(options.disk_pool):
                 raise
             _log.warning("Sandboxes have no limit of disk here: %s", exc)
     return PlainDisks(options.boxes, options.trash)
