@@ -12,7 +12,7 @@ from cloudyard.cli.rollout_report import NUMBERS, Report
 from cloudyard.rollout.records import FORMAT, Attempt, Cost, Run, TaskLine
 from cloudyard.rollout.summary import Summary
 
-TASKS = ("hello", "unidiff-1.0.1-s7-000")
+TASKS = ("hello", "unidiff-0.7.5-s7-01")
 
 
 def report(task: str) -> Report:
@@ -50,4 +50,5 @@ def test_every_number_and_its_heading_are_whole_at_80_columns(task: str, width: 
     assert headings <= {word for line in lines[:2] for word in line.split()}
     oracle = next(line for line in lines if "oracle" in line)
     assert oracle.split()[-8:] == ["1", "1.000", "0", "0", "0", "12.35", "123.46", "1234.0"]
+    assert oracle.split()[0] == task
     assert max(map(len, lines)) <= width

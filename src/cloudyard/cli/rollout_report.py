@@ -22,13 +22,13 @@ from cloudyard.rollout.summary import Row, Summary
 
 SENTENCES_MAX = 20  # below the table; the JSONL has all
 NUMBERS = (
-    "\nattempts",
+    "\ntried",
     "mean\nreward",
     "\nvoid",
     "no\nreward",
     "agent\nbroke",
-    "\ncpu s",
-    "\nwall s",
+    "cpu\ns",
+    "wall\ns",
     "\nactions",
 )
 OUTPUT_LINES_MAX = 30  # of one stream of one action in a story
