@@ -64,6 +64,7 @@ def test_a_good_machine_has_no_finding_to_mend() -> None:
         ({"core_pattern": "|/usr/lib/systemd/systemd-coredump %P"}, "core dumps", "warn"),
         ({"filter_reason": "Loading libseccomp failed"}, "system-call filter", "fail"),
         ({"vulnerable": ["meltdown"]}, "processor", "warn"),
+        ({"files_max": 2_400_000}, "open files", "warn"),
         ({"memory_available_bytes": 1}, "memory", "warn"),
         ({"disk_free_bytes": GIB}, "disk", "warn"),
         ({"disk_free_bytes": 256 * MIB}, "disk", "warn"),

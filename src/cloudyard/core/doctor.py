@@ -31,6 +31,8 @@ SYSTEM_MEMORY_BYTES = 1 * GIB
 DISK_LOW_BYTES = 2 * GIB
 DISK_FULL_BYTES = 256 * MIB  # less is not enough to start with: logs and NATS alone may take as much
 MEMORY_LOW_BYTES = 1 * GIB
+FILE_BYTES = 256  # of kernel memory, for an open file
+FILES_MAX_LIMIT = 2**63 - 1  # the kernel's own bound of file-max
 PID_MAX_LIMIT = 4_194_304  # the kernel's own bound of pid_max, on 64 bits
 
 SPREAD_FIX = "Spread the sandboxes over more machines."
@@ -76,6 +78,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     threads_max: int = 0
     pids_in_use: int = 0
     descriptors_hard: int = 0
+    files_max: int = FILES_MAX_LIMIT
+    """Open files of the whole machine."""
     inotify_instances: int = 0
     namespaces_max: int = 0
     memory_total_bytes: int = 0
@@ -139,6 +143,7 @@ def judge(facts: HostFacts) -> list[Finding]:
         ),
         _core_pattern(facts),
         _processor(facts),
+        _open_files(facts),
         _memory(facts),
         _disk(facts),
         _uids(facts),
@@ -361,6 +366,18 @@ def _processor(facts: HostFacts) -> Finding:
         level="warn",
         text=f"open to {', '.join(facts.vulnerable)}: code inside may come to read memory of others",
         fix="Update microcode and kernel, and give mitigations=auto; or run only code there that may do so.",
+    )
+
+
+def _open_files(facts: HostFacts) -> Finding:
+    text = f"fs.file-max is {facts.files_max:,}"
+    if facts.files_max * FILE_BYTES >= facts.memory_total_bytes:
+        return Finding(name="open files", level="ok", text=text)
+    return Finding(
+        name="open files",
+        level="warn",
+        text=f"{text}: a sandbox with much memory can use it up for all others",
+        fix=f"sysctl -w fs.file-max={FILES_MAX_LIMIT}",
     )
 
 

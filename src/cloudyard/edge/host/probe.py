@@ -68,6 +68,7 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         threads_max=_number("/proc/sys/kernel/threads-max"),
         pids_in_use=sum(name.isdigit() for name in os.listdir("/proc")),
         descriptors_hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        files_max=_number("/proc/sys/fs/file-max"),
         inotify_instances=_number("/proc/sys/fs/inotify/max_user_instances"),
         namespaces_max=min(
             _number(f"/proc/sys/user/max_{kind}_namespaces")
