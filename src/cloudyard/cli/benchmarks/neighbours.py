@@ -1,5 +1,5 @@
-"""What hogs do to their neighbours: an exec in an idle sandbox, and an answer of the yard's own daemons, alone
-and beside best-effort sandboxes that take all the processor time they get."""
+"""What hogs do to their neighbours: an exec in an idle sandbox, and an answer of the yard's own daemons, by
+themselves and beside best-effort sandboxes that take all the processor time they get."""
 
 from __future__ import annotations
 
