@@ -195,6 +195,14 @@ async def test_a_body_that_is_too_large_is_refused_with_the_way_that_works(
     assert "PUT" in answer.json()["error"]["hint"]
 
 
+async def test_a_body_without_end_in_its_depth_is_refused(client: httpx.AsyncClient, box: str) -> None:
+    answer = await client.post(
+        "/v1/sandboxes", content=b'{"spec": ' + b"[" * 200_000, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "bad_request"
+
+
 async def test_any_operation_goes_through_ops_and_a_step_key_is_passed_on(
     edge: EchoEdge, client: httpx.AsyncClient, box: str
 ) -> None:

@@ -40,6 +40,8 @@ from flow.echo_edge import EchoEdge, echo_edge
 from flow.gateway_yard import BOUND_S, TOKENS, bearer, nats, served
 
 ECHO = Exec(command=CommandSpec(argv=["echo", "hi"]))
+DEEP = b"\x91" * 200_000 + b"\xc0"  # arrays in arrays in arrays
+UNREADABLE = [b"\xff", b"", "text", DEEP, b"\x81\xa7request" + DEEP, b"\x81\xa4else" + DEEP]
 HANG = Exec(command=CommandSpec(argv=["hang"]))
 
 
@@ -183,7 +185,9 @@ async def test_a_request_of_the_wrong_shape_fails_alone(yard: Yard) -> None:
     assert "memroy" in reply.error.message
 
 
-@pytest.mark.parametrize("frame", [b"\xff", b"", "text"])
+@pytest.mark.parametrize(
+    "frame", [b"\xff", b"", "text", DEEP, b"\x81\xa7request" + DEEP, b"\x81\xa4else" + DEEP]
+)
 async def test_a_frame_that_cannot_be_read_closes_the_socket_with_a_reason(
     yard: Yard, frame: bytes | str
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import anyio
-import msgspec
 from msgspec import Raw
 
 from cloudyard.control.watcher import Watcher
@@ -14,6 +13,7 @@ from cloudyard.fabric import Fabric
 from cloudyard.model import EdgeId, edge_of
 from cloudyard.wire.messages import (
     REPEATABLE,
+    UNREADABLE,
     AnyCall,
     CallCancel,
     CallOp,
@@ -47,7 +47,7 @@ class Edges:
         answer = await self._fabric.request(call_subject(edge), encode(call))
         try:
             reply = reply_decoder.decode(answer)
-        except msgspec.MsgspecError as exc:
+        except UNREADABLE as exc:
             raise CloudyardError(
                 f"The answer of edge {edge} cannot be read: {exc}.", code="bad_reply"
             ) from exc

@@ -105,6 +105,7 @@ def _http(yard: Yard) -> Litestar:
         exception_handlers={
             CloudyardError: http_errors.on_cloudyard_error,
             HTTPException: http_errors.on_http_error,
+            RecursionError: http_errors.on_deep_body,
             Exception: http_errors.on_bug,
         },
         openapi_config=OpenAPIConfig(

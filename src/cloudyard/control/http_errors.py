@@ -80,6 +80,12 @@ def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Resp
     return _answer(ours, status=error.status_code)
 
 
+def on_deep_body(request: Request[Any, Any, Any], error: RecursionError) -> Response[bytes]:
+    """A body nested so deep that no decoder follows."""
+    where = f"{request.method} {request.url.path}"
+    return _answer(InvalidRequest(f"{where}: {error}.", code="bad_request", hint="See /schema."))
+
+
 def on_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """What nobody foresaw. The details go to the log, the name of the error to the caller."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -24,6 +24,7 @@ from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded
 from cloudyard.model import check_key
 from cloudyard.wire.messages import (
     MUX_IN_FLIGHT_MAX,
+    UNREADABLE,
     CallOp,
     MuxCreate,
     MuxReply,
@@ -98,7 +99,7 @@ class _Session:
             data = message.get("bytes") or b""
             try:
                 frame = mux_frame_decoder.decode(data)
-            except msgspec.MsgspecError as exc:
+            except UNREADABLE as exc:
                 if not await self._refuse_frame(data, exc):
                     return
                 continue
@@ -121,7 +122,7 @@ class _Session:
                 return
             await self._start(number, call, work)
 
-    async def _refuse_frame(self, data: bytes, reason: msgspec.MsgspecError) -> bool:
+    async def _refuse_frame(self, data: bytes, reason: Exception) -> bool:
         """Answer a frame of the wrong shape, if it says which request it is; else close the socket and give
         False.
         """
@@ -130,7 +131,7 @@ class _Session:
             envelope = _envelope_decoder.decode(data)
             parts = (envelope.request, envelope.create, envelope.call)
             number = max(part.id for part in parts if part is not None)
-        except (msgspec.MsgspecError, ValueError):
+        except (*UNREADABLE, ValueError):
             pass
         if not number or number in self._under_way:
             await self._close(f"A frame cannot be read: {reason}.")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 
 import anyio
-import msgspec
 from anyio.abc import TaskStatus
 
 from cloudyard.core.placement import Fleet
 from cloudyard.errors import YardUnavailable
 from cloudyard.fabric import Fabric
 from cloudyard.model import EDGE_SILENT_S, HEARTBEAT_S, EdgeId, Heartbeat
-from cloudyard.wire.messages import beat_subject, call_subject, heartbeat_decoder
+from cloudyard.wire.messages import UNREADABLE, beat_subject, call_subject, heartbeat_decoder
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class Watcher:
             async for message in beats:
                 try:
                     self.hear(heartbeat_decoder.decode(message.data))
-                except msgspec.MsgspecError as exc:
+                except UNREADABLE as exc:
                     log.warning("a heartbeat on %s cannot be read: %s", message.subject, exc)
 
     def hear(self, beat: Heartbeat) -> None:

@@ -51,6 +51,7 @@ class Command:
         "timed_out",
         "timer",
         "tree_gone",
+        "unsent",
         "waits",
     )
 
@@ -74,6 +75,8 @@ class Command:
         """It has a place in the guest."""
         self.sent = False
         """The guest was asked to start it."""
+        self.unsent = 0
+        """How often the guest was asked and turned out never to have got it."""
         self.started_at = 0.0
         """The monotonic clock when it was asked for."""
         self.stalled_s = 0.0
@@ -109,6 +112,7 @@ class Command:
     def unsend(self) -> None:
         """The guest never got it: neither the command nor its stdin."""
         self.sent = self.placed = False
+        self.unsent += 1
         if self.stdin is not None:
             self.stdin.resume(0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from cloudyard.core.reconcile import Settlement
 from cloudyard.edge.clock import Clock, Timers
 from cloudyard.edge.command import Command
-from cloudyard.edge.config import KILL_WAIT_S, TREE_WAIT_S
+from cloudyard.edge.config import KILL_WAIT_S, SAID_MAX_CHARS, SENT_AGAIN_MAX, TREE_WAIT_S
 from cloudyard.edge.forgets import Forgets
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.history import History
@@ -283,7 +283,7 @@ class Commands:
             match fates[command.id]:
                 case Settlement.GO_ON:
                     self._go_on(command, known.pop(command.id), stalled_s)
-                case Settlement.START:
+                case Settlement.START if command.unsent < SENT_AGAIN_MAX:
                     command.unsend()
                     unheard.append(command)
                 case _:
@@ -352,7 +352,8 @@ class Commands:
             case Kind.LISTED:
                 self._listing.end()
             case Kind.ERROR:
-                log.warning("%s: the guest complains: %s", self._journal.head.sandbox, frame.text(Tag.TEXT))
+                said = frame.text(Tag.TEXT)[:SAID_MAX_CHARS]
+                log.warning("%s: the guest complains: %s", self._journal.head.sandbox, said)
             case kind:
                 if kind not in _KINDS:
                     raise FrameError(f"a frame of the unknown kind {kind}")

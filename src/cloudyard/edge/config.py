@@ -11,6 +11,9 @@ from cloudyard.wire.messages import MESSAGE_BYTES_MAX
 
 CALLS_MAX = 8192  # calls under way in one edge
 CREATES_AT_ONCE = 16  # launches under way; further creates wait their turn
+SENT_AGAIN_MAX = 8  # that a command goes to a guest anew whose link broke before it had started it
+COMPLAINTS_MAX = 1000  # ERROR frames of one link to a guest, each of which is a line in our log
+SAID_MAX_CHARS = 200  # of what a guest complains of, in that line
 GUEST_ANSWER_S = 10.0  # a guest that does not greet within this is taken for dead
 LEAVE_S = 10.0  # tear-downs under way may take so long when the edge leaves; the next start goes on with them
 RECONNECT_S = 10.0  # a lost connection is tried again for so long while PID 1 lives

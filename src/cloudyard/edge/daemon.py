@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import anyio
 from anyio.abc import TaskStatus
-from msgspec import MsgspecError, Raw
+from msgspec import Raw
 
 from cloudyard.core.call_placement import BACKEND, no_functions
 from cloudyard.core.lifecycle import Life, story
@@ -53,6 +53,7 @@ from cloudyard.model import (
     normalised,
 )
 from cloudyard.wire.messages import (
+    UNREADABLE,
     CallCancel,
     CallCreate,
     CallFunction,
@@ -225,7 +226,7 @@ class Edge:
     async def _answer(self, data: bytes) -> Raw | None:
         try:
             call = call_decoder.decode(data)
-        except MsgspecError as exc:
+        except UNREADABLE as exc:
             raise InvalidRequest(f"The call cannot be read: {exc}.", code="bad_call") from exc
         match call:
             case CallOp():

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import anyio
 
-from cloudyard.edge.config import GUEST_ANSWER_S, LINK_PENDING_MAX_BYTES
+from cloudyard.edge.config import COMPLAINTS_MAX, GUEST_ANSWER_S, LINK_PENDING_MAX_BYTES
 from cloudyard.edge.poller import WRITABLE, Poller
 from cloudyard.errors import SandboxUnavailable
 from cloudyard.wire.guest import Decoder, Frame, FrameError, Kind, Tag, greeting
@@ -38,6 +38,7 @@ class GuestLink:
     """One connection, from its greeting to its end."""
 
     __slots__ = (
+        "_complaints",
         "_corked",
         "_decoder",
         "_out",
@@ -57,6 +58,7 @@ class GuestLink:
         """Who gets what comes; may change hands between two frames."""
         self._decoder = Decoder()
         self._out = bytearray()
+        self._complaints = 0
         self._corked = False
         self._writing = False
         self._welcome: anyio.Event | None = anyio.Event()
@@ -136,6 +138,10 @@ class GuestLink:
             self._flush()
 
     def _take(self, frame: Frame) -> None:
+        if frame.kind == Kind.ERROR:
+            self._complaints += 1
+            if self._complaints > COMPLAINTS_MAX:
+                raise FrameError("it complains without end")
         if self._welcome is None or self.build:
             self.receiver.on_frame(frame)
         elif frame.kind == Kind.WELCOME:

@@ -421,6 +421,8 @@ class Yard:
         try:
             await link.greet()
             await sandbox.commands.resume(link, stalled_s=stalled_s)
+            if sandbox.instance is not instance:  # it was stopped meanwhile
+                sandbox.commands.let_go("the sandbox has ended")
         except Exception as exc:
             if not isinstance(exc, SandboxUnavailable):
                 log.exception("%s: taking up its commands failed.", sandbox.id)

@@ -6,7 +6,7 @@ import anyio
 
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.errors import SandboxUnavailable
-from cloudyard.wire.guest import Frame, Kind, encode
+from cloudyard.wire.guest import GUEST_COMMANDS_MAX, Frame, FrameError, Kind, encode
 
 
 class Listing:
@@ -36,8 +36,14 @@ class Listing:
         return self._states
 
     def note(self, state: Frame) -> None:
-        """One of its commands."""
+        """One of its commands.
+
+        Raises:
+            FrameError: it tells of more commands than a guest holds.
+        """
         self._states[state.command] = state
+        if len(self._states) > GUEST_COMMANDS_MAX:
+            raise FrameError(f"it lists more than {GUEST_COMMANDS_MAX} commands")
 
     def end(self) -> None:
         """That was the last one, or the link is gone."""

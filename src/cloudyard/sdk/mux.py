@@ -15,7 +15,6 @@ from itertools import count
 from urllib.parse import urlsplit
 
 import anyio
-import msgspec
 from anyio.abc import ByteStream, TaskGroup
 from msgspec import Raw
 from websockets.client import ClientProtocol
@@ -190,7 +189,7 @@ class _Link:
                     await self._read()
         except* (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as group:
             reason = _first_reason(group)
-        except* (WebSocketException, msgspec.MsgspecError) as group:
+        except* (WebSocketException, *messages.UNREADABLE) as group:
             reason = f"the yard broke the protocol ({_first_reason(group)})"
         finally:
             self.broken = lost(self._url, reason)

@@ -210,6 +210,9 @@ class ImageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What decoders raise for bytes of somebody else's; the second for what is nested without end."""
+
 op_decoder = msgspec.msgpack.Decoder(AnyOp)
 result_decoder = msgspec.msgpack.Decoder(AnyResult)
 call_decoder = msgspec.msgpack.Decoder(AnyCall)
@@ -237,7 +240,7 @@ def decode_op(data: bytes | Raw) -> AnyOp:
     """
     try:
         return op_decoder.decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError) as exc:
+    except UNREADABLE as exc:
         raise InvalidRequest(
             f"The operation cannot be read: {exc}.", code="bad_operation", hint="See /schema for its fields."
         ) from exc
@@ -251,7 +254,7 @@ def decode_call(data: bytes | Raw) -> CallSpec:
     """
     try:
         return call_spec_decoder.decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError) as exc:
+    except UNREADABLE as exc:
         raise _bad_call(exc) from exc
 
 
@@ -259,11 +262,11 @@ def decode_call_head(data: bytes | Raw) -> CallHead:
     """What a gateway reads of a call. Raises as `decode_call` does."""
     try:
         return call_head_decoder.decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError) as exc:
+    except UNREADABLE as exc:
         raise _bad_call(exc) from exc
 
 
-def _bad_call(reason: msgspec.MsgspecError) -> InvalidRequest:
+def _bad_call(reason: Exception) -> InvalidRequest:
     return InvalidRequest(
         f"The call cannot be read: {reason}.", code="bad_call_spec", hint="See /schema for its fields."
     )
@@ -280,7 +283,7 @@ def op_tag(op: Raw) -> str:
     """The name of an encoded operation, the rest of which is not looked at; empty if it is none."""
     try:
         return _tag_decoder.decode(op).op
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return ""
 
 
