@@ -320,6 +320,11 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
     )
     parser.add_argument("--memory", metavar="SIZE", help="of a new sandbox, such as 512MiB")
     parser.add_argument("--swap", metavar="SIZE", help="of a new sandbox, beyond its memory (none)")
+    parser.add_argument(
+        "--lxcfs",
+        action="store_true",
+        help="a new sandbox's /proc tells its own memory, processors and uptime",
+    )
     parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
     parser.add_argument("--max-ttl", type=float, metavar="S", help="of a new sandbox: its longest life")
     parser.add_argument(
@@ -357,6 +362,8 @@ def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
         options["memory"] = args.memory
     if args.swap is not None:
         options["swap"] = args.swap
+    if args.lxcfs:
+        options["lxcfs"] = True
     if args.pids is not None:
         options["pids"] = args.pids
     if args.max_ttl is not None:
