@@ -6,6 +6,7 @@
  * answer on the connection (docs/guest-protocol.md). Only the way to the loop may fail, on stderr and with status 1. */
 #include "guest.h"
 
+#include "ownuid.h"
 #include "privilege.h"
 
 #include <fcntl.h>
@@ -124,6 +125,10 @@ static void become(unsigned uid)
 	guest.house.changes_user = uid != UINT32_MAX || getuid() == 0;
 	if (uid != UINT32_MAX && !privilege_drop_to(uid, &fault))
 		die(fault.text, fault.error);
+#ifndef GUEST_SHARES_UID
+	if (uid != UINT32_MAX && uid != 0 && !ownuid_reserve(uid, &fault))
+		die(fault.text, fault.error);
+#endif
 	guest.house.own_uid = getuid();
 #ifndef GUEST_DUMPABLE
 	/* After the change of user, which sets it anew. */

@@ -6,34 +6,42 @@ import errno
 
 import pytest
 
-from cloudyard.edge.verdict import Ending, judge, judge_not_started
+from cloudyard.edge.verdict import Bounds, Ending, judge, judge_not_started
+
+ALL = ["oom", "pids", "output"]
 
 
 @pytest.mark.parametrize(
-    ("end", "label", "reason", "oom"),
+    ("end", "label", "reason", "hit"),
     [
-        (Ending(exit_code=0), None, None, False),
-        (Ending(exit_code=1), "policy", "exit", False),
-        (Ending(signal=15), "policy", "signal", False),
-        (Ending(signal=9, oom_kills=1), "policy", "oom", True),
-        (Ending(exit_code=137, oom_kills=2), "policy", "oom", True),
-        (Ending(exit_code=0, oom_kills=1), None, None, True),
-        (Ending(exit_code=1, oom_kills=1), "policy", "exit", True),
-        (Ending(signal=15, oom_kills=1), "policy", "signal", True),
-        (Ending(signal=9), "policy", "signal", False),
-        (Ending(exit_code=137), "policy", "exit", False),
-        (Ending(signal=9, timed_out=1.0, killed="timeout", oom_kills=1), "policy", "timeout", True),
-        (Ending(signal=9, killed="it was cancelled", oom_kills=1), "policy", "killed", True),
-        (Ending(exit_code=0, killed="too late"), None, None, False),
-        (Ending(lost="the guest is gone", timed_out=1.0), "infra", "lost", False),
-        (Ending(exit_code=0, output_error="no space"), "infra", "output", False),
+        (Ending(exit_code=0), None, None, []),
+        (Ending(exit_code=1), "policy", "exit", []),
+        (Ending(signal=15), "policy", "signal", []),
+        (Ending(signal=9, oom_kills=1), "policy", "oom", ["oom"]),
+        (Ending(exit_code=137, oom_kills=2), "policy", "oom", ["oom"]),
+        (Ending(exit_code=0, oom_kills=1), None, None, ["oom"]),
+        (Ending(exit_code=1, oom_kills=1), "policy", "exit", ["oom"]),
+        (Ending(signal=15, oom_kills=1), "policy", "signal", ["oom"]),
+        (Ending(signal=9), "policy", "signal", []),
+        (Ending(exit_code=137), "policy", "exit", []),
+        (Ending(signal=9, timed_out=1.0, killed="timeout", oom_kills=1), "policy", "timeout", ["oom"]),
+        (Ending(signal=9, killed="it was cancelled", oom_kills=1), "policy", "killed", ["oom"]),
+        (Ending(exit_code=0, killed="too late"), None, None, []),
+        (Ending(signal=9, silent=1.0, killed="silence"), "policy", "no_output", []),
+        (Ending(exit_code=254, forks_refused=3), "policy", "exit", ["pids"]),
+        (Ending(exit_code=0, output_cut=True), None, None, ["output"]),
+        (Ending(signal=9, oom_kills=1, forks_refused=1, output_cut=True), "policy", "oom", ALL),
+        (Ending(lost="the guest is gone", timed_out=1.0), "infra", "lost", []),
+        (Ending(exit_code=0, output_error="no space"), "infra", "output", []),
     ],
 )
-def test_an_end_is_judged_by_what_was_seen(end: Ending, label: str | None, reason: str | None, oom: bool):
+def test_an_end_is_judged_by_what_was_seen(
+    end: Ending, label: str | None, reason: str | None, hit: list[str]
+):
     verdict = judge(end)
     fault = verdict.fault
     assert (fault.label if fault else None, fault.reason if fault else None) == (label, reason)
-    assert verdict.oom is oom
+    assert verdict.limits_hit == hit
     assert fault is None or fault.evidence
 
 
@@ -42,6 +50,14 @@ def test_a_kill_that_may_have_struck_another_command_says_so():
         fault = judge(Ending(signal=9, oom_kills=1, shared=shared)).fault
         assert fault is not None
         assert ("other commands" in fault.evidence) is shared
+
+
+def test_evidence_names_the_limit_that_was_hit():
+    limits = Bounds(memory_bytes=1000, pids=20)
+    fault = judge(Ending(signal=9, oom_kills=1, forks_refused=2, limits=limits)).fault
+    assert fault is not None
+    assert "1000 bytes" in fault.evidence
+    assert "20 processes" in fault.evidence
 
 
 def test_a_user_that_is_unknown_and_a_process_limit_are_said_in_words():

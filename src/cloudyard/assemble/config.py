@@ -237,7 +237,7 @@ def load_config(state: Path) -> YardConfig:
         raise InvalidRequest(
             f"The yard's configuration {path} cannot be read: {exc}.",
             code="bad_yard_config",
-            hint="cloudyard down --purge removes that yard.",
+            hint="cloudyard down stops that yard all the same, and the next cloudyard up writes it anew.",
         ) from exc
 
 

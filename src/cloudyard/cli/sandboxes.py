@@ -326,6 +326,11 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
         help="a new sandbox's /proc tells its own memory, processors and uptime",
     )
     parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
+    parser.add_argument(
+        "--user-namespaces",
+        action="store_true",
+        help="programs in a new sandbox may make them (browsers)",
+    )
     parser.add_argument("--max-ttl", type=float, metavar="S", help="of a new sandbox: its longest life")
     parser.add_argument(
         "--lease",
@@ -366,6 +371,8 @@ def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
         options["lxcfs"] = True
     if args.pids is not None:
         options["pids"] = args.pids
+    if args.user_namespaces:
+        options["user_namespaces"] = True
     if args.max_ttl is not None:
         options["max_ttl_s"] = args.max_ttl
     return leased(yard, args.image, lease_s=args.lease, **options)

@@ -120,6 +120,12 @@ def run_down(args: Namespace) -> int:
         if args.purge:
             places.forget(args.state)
         return 0
+    except InvalidRequest as error:
+        salvaged = places.salvage(args.state)
+        if salvaged is None:
+            raise
+        config = salvaged
+        print(error.message)
     with _progress(quiet=False) as say:
         removed = anyio.run(partial(yard.lower_yard, config, say=say, purge=args.purge))
     print(f"The yard in {config.state} is down.")

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from cloudyard.core.lifecycle import Life, StopReason
-from cloudyard.edge.backends.base import Backend, Instance, Usage
+from cloudyard.edge.backends.base import Backend, Instance
 from cloudyard.edge.clock import Clock, Timer, Timers
 from cloudyard.edge.commands import Commands
 from cloudyard.edge.history import History
@@ -169,16 +169,6 @@ class Sandbox:
             raise self.create_error or unavailable(self.id, self.life)
         return self.instance
 
-    def usage(self) -> Usage:
-        """Its kernel counters.
-
-        Raises:
-            SandboxUnavailable: it is gone.
-        """
-        if self.instance is None:
-            raise unavailable(self.id, self.life)
-        return self.instance.usage()
-
     def oom_kills(self) -> int:
         """Processes of it that the kernel has killed for memory.
 
@@ -188,6 +178,16 @@ class Sandbox:
         if self.instance is None:
             raise unavailable(self.id, self.life)
         return self.instance.oom_kills()
+
+    def forks_refused(self) -> int:
+        """Forks in it that its limit of processes refused.
+
+        Raises:
+            SandboxUnavailable: it is gone.
+        """
+        if self.instance is None:
+            raise unavailable(self.id, self.life)
+        return self.instance.forks_refused()
 
     def info(self) -> SandboxInfo:
         """What a user may know of it."""

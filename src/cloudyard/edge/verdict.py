@@ -10,13 +10,20 @@ import re
 from typing import NamedTuple
 
 from cloudyard.errors import CloudyardError, InvalidRequest
-from cloudyard.model import Fault
+from cloudyard.model import Fault, LimitName
 
 SIGKILL = 9
 SHELL_SAW_SIGKILL = 128 + SIGKILL  # how a shell reports that its child was killed so
 NO_USER = re.compile(r"no (.*) in (/etc/[a-z]+)", re.DOTALL)  # how the guest says so
 POLICY_WHATS = frozenset({"exec", "cwd", "user"})  # of NOT_STARTED: what the caller named; the rest is ours
 OUR_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO})
+
+
+class Bounds(NamedTuple):
+    """Limits of the sandbox that evidence names; 0 where they are not known."""
+
+    memory_bytes: int = 0
+    pids: int = 0
 
 
 class Ending(NamedTuple):
@@ -26,6 +33,8 @@ class Ending(NamedTuple):
     signal: int | None = None
     timed_out: float | None = None
     """The timeout in seconds, where it struck."""
+    silent: float | None = None
+    """The bound of silence in seconds, where it struck."""
     killed: str = ""
     """Why we killed it, or somebody through us; empty when nobody did."""
     lost: str = ""
@@ -35,21 +44,29 @@ class Ending(NamedTuple):
     shared: bool = False
     """Other commands of the sandbox ran at the same time: a kill may have struck one of theirs."""
     forks_refused: int = 0
-    """By how much the sandbox's counter of forks over its process limit grew since the last failure."""
+    """By how much the sandbox's counter of forks over its process limit grew while it ran."""
+    output_cut: bool = False
+    """It wrote more than was to be kept."""
     output_error: str = ""
     """Why output is missing that should be there."""
+    limits: Bounds = Bounds()
 
 
 class Verdict(NamedTuple):
-    """The fault, if any, and whether something of the sandbox was killed for memory meanwhile."""
+    """The fault, if any, and the limits that were seen to be hit while the command ran."""
 
     fault: Fault | None
-    oom: bool = False
+    limits_hit: list[LimitName]
 
 
 def judge(end: Ending) -> Verdict:
     """The verdict on a command that ran."""
-    return Verdict(_fault(end), oom=end.oom_kills > 0)
+    seen: list[tuple[LimitName, bool]] = [
+        ("oom", end.oom_kills > 0),
+        ("pids", end.forks_refused > 0),
+        ("output", end.output_cut),
+    ]
+    return Verdict(_fault(end), [name for name, hit in seen if hit])
 
 
 def _fault(end: Ending) -> Fault | None:
@@ -60,21 +77,33 @@ def _fault(end: Ending) -> Fault | None:
     if end.timed_out is not None:
         evidence = f"it still ran after timeout_s = {end.timed_out:g}, and was killed with its whole tree"
         return Fault(label="policy", reason="timeout", evidence=evidence)
+    if end.silent is not None:
+        evidence = (
+            f"it wrote nothing for no_output_timeout_s = {end.silent:g}, and was killed with its whole tree"
+        )
+        return Fault(label="policy", reason="no_output", evidence=evidence)
     if end.killed and end.exit_code != 0:  # else it came to its own good end first
         return Fault(label="policy", reason="killed", evidence=end.killed)
     if end.signal is None and not end.exit_code:
         return None  # a process of it may have been killed for memory: it made do
+    died = end.signal == SIGKILL or end.exit_code == SHELL_SAW_SIGKILL
+    reason = "oom" if died and end.oom_kills > 0 else "exit" if end.signal is None else "signal"
     evidence = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
-    reason = "exit" if end.signal is None else "signal"
+    return Fault(label="policy", reason=reason, evidence=evidence + _what_was_refused(end))
+
+
+def _what_was_refused(end: Ending) -> str:
+    """What the kernel's counters say of the time in which it ran."""
+    said = ""
     if end.oom_kills > 0:
-        evidence += f", and the memory cgroup's oom_kill counter grew by {end.oom_kills} while it ran"
-        if end.shared:
-            evidence += "; other commands ran at the same time, and it may have been one of theirs"
-        if end.signal == SIGKILL or end.exit_code == SHELL_SAW_SIGKILL:
-            reason = "oom"
+        limit = f", with a limit of {end.limits.memory_bytes} bytes" if end.limits.memory_bytes else ""
+        said += f"; the memory cgroup's oom_kill counter grew by {end.oom_kills} while it ran{limit}"
     if end.forks_refused > 0:
-        evidence += f"; the process limit refused {end.forks_refused} forks since the last failure"
-    return Fault(label="policy", reason=reason, evidence=evidence)
+        limit = f", of {end.limits.pids} processes," if end.limits.pids else ""
+        said += f"; the sandbox's limit{limit} refused {end.forks_refused} forks while it ran"
+    if said and end.shared:
+        said += "; other commands ran at the same time, and it may have been one of theirs"
+    return said
 
 
 class NotStarted(NamedTuple):

@@ -105,6 +105,9 @@ class Instance(Protocol):
         """That one counter, read before and after every command: it has to be cheap. Raises as `usage`
         does."""
 
+    def forks_refused(self) -> int:
+        """Likewise, of forks that its limit of processes refused."""
+
     async def end_processes(self) -> None:
         """End every process in it but PID 1, also one that forks as fast as it can; return once they have
         ended. Raises SandboxUnavailable when the instance is gone, or some are still there after a bound."""

@@ -122,7 +122,7 @@ def _build(boxes: Path, filters: Mapping[str, bytes]) -> int:
         for name in ("proc", "dev"):
             _bind(f"/{name}", f"{root}/{name}")
         _bind(f"/proc/self/fd/{source}", root + BOXES)
-        for name in ("tmp", "old", "root", "layers", *(f"lower/{i}" for i in range(LAYERS_MAX))):
+        for name in ("tmp", "old", "root", "pts", "layers", *(f"lower/{i}" for i in range(LAYERS_MAX))):
             os.makedirs(f"{root}/{name}")
         for path in (NOWHERE, FILTERS):
             os.mkdir(root + path)

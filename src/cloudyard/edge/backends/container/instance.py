@@ -73,6 +73,12 @@ class ContainerInstance:
         except OSError as exc:
             raise self._gone("Reading the counters") from exc
 
+    def forks_refused(self) -> int:
+        try:
+            return self._site.group.forks_refused()
+        except OSError as exc:
+            raise self._gone("Reading the counters") from exc
+
     async def freeze(self) -> None:
         """No process of it runs until `thaw`."""
         try:

@@ -87,6 +87,9 @@ class Group(Protocol):
     def oom_kills(self) -> int:
         """Processes of it that the kernel has killed for memory."""
 
+    def forks_refused(self) -> int:
+        """Forks in it that its limit of processes refused."""
+
     def remove(self) -> None:
         """Remove it, if it is there. EBUSY while a process is in it."""
 
