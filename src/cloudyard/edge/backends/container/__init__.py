@@ -76,6 +76,7 @@ class ContainerBackend:
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         if spec.swap:
             self._refuse_swap()
+        _refuse_files(spec.open_files)
         raised = await self._stock.take(await self._shape(spec, image))
         return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight, pinned=True)
 
@@ -228,11 +229,26 @@ async def _watch(watcher: Watcher, needed: CancelScope) -> None:
 
 
 def _prepare_process() -> None:
-    """Make this process fit for many sandboxes: as many descriptors as it may have, and heir of their first
-    processes."""
+    """Make this process fit for many sandboxes: as many descriptors as it may have, for it and for what it
+    starts, and heir of their first processes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ceiling = int(Path("/proc/sys/fs/nr_open").read_text())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, ceiling))
+    except ValueError:  # no right to raise it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     syscalls.become_subreaper()
+
+
+def _refuse_files(wanted: int) -> None:
+    """What this process may not open, nothing that it starts may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted > most:
+        raise Unsupported(
+            f"A sandbox with open_files={wanted} cannot be made here: the edge itself may open {most}.",
+            code="open_files_unsupported",
+            hint=f"Ask for at most {most}, or raise the limit before `cloudyard up`: ulimit -Hn {wanted}.",
+        )
 
 
 def _check(options: ContainerOptions) -> None:
