@@ -333,6 +333,11 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
     )
     parser.add_argument("--memory", metavar="SIZE", help="of a new sandbox, such as 512MiB")
     parser.add_argument("--swap", metavar="SIZE", help="of a new sandbox, beyond its memory (none)")
+    parser.add_argument(
+        "--lxcfs",
+        action="store_true",
+        help="a new sandbox's /proc tells its own memory, processors and uptime",
+    )
     parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
     parser.add_argument("--open-files", type=int, metavar="N", help="of a new sandbox: of each process")
     parser.add_argument(
@@ -376,6 +381,8 @@ def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
         options["memory"] = args.memory
     if args.swap is not None:
         options["swap"] = args.swap
+    if args.lxcfs:
+        options["lxcfs"] = True
     if args.pids is not None:
         options["pids"] = args.pids
     if args.open_files is not None:

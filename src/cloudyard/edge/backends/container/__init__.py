@@ -32,6 +32,7 @@ from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
+from cloudyard.edge.host.lxcfs import Lxcfs
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
@@ -102,6 +103,7 @@ class ContainerBackend:
             probe=tuple(config.probe),
             env=tuple(config.env.items()),
             cpu_class=spec.cpu_class,
+            lxcfs=await self._lxcfs.show(self._template) if spec.lxcfs else 0,
             profile="user_namespaces" if spec.user_namespaces else "sandbox",
         )
 
@@ -131,7 +133,10 @@ class ContainerBackend:
         return self._instance(facts, self._sites.adopted(facts.slot), process, pinned=True)
 
     async def sweep(self, keep: set[int]) -> list[str]:
-        return await self._sites.sweep(keep)
+        removed = await self._sites.sweep(keep)
+        if not keep and await self._lxcfs.end():  # nobody reads its files any more
+            removed.append("ended the daemon lxcfs")
+        return removed
 
     def capacity(self) -> int:
         pids = int(Path("/proc/sys/kernel/pid_max").read_text())
@@ -179,6 +184,7 @@ class ContainerBackend:
             closing.callback(os.close, guest)
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
+            self._lxcfs = Lxcfs(options.lxcfs, options.run / "lxcfs", watcher)
             filters = await to_thread.run_sync(build_filters)
             template = self._template = await Template.make(
                 options.boxes, options.layer_mount, filters=filters
