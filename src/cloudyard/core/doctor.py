@@ -31,11 +31,14 @@ SYSTEM_MEMORY_BYTES = 1 * GIB
 DISK_LOW_BYTES = 2 * GIB
 DISK_FULL_BYTES = 256 * MIB  # less is not enough to start with: logs and NATS alone may take as much
 MEMORY_LOW_BYTES = 1 * GIB
+FILE_BYTES = 256  # of kernel memory, for an open file
+FILES_MAX_LIMIT = 2**63 - 1  # the kernel's own bound of file-max
 PID_MAX_LIMIT = 4_194_304  # the kernel's own bound of pid_max, on 64 bits
 
 SPREAD_FIX = "Spread the sandboxes over more machines."
 UNTRIED = "not tried"  # how the reason begins of a trial that another finding kept from being made
 OVERLAY_FIX = "modprobe overlay; or have the state directory on ext4, xfs, btrfs or tmpfs."
+FILTER_FIX = "apt-get install -y libseccomp2; make setup; and a kernel with CONFIG_SECCOMP_FILTER."
 PROGRAMS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "mmdebstrap": "mmdebstrap"}
 
 
@@ -64,12 +67,19 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     idmap_reason: str = ""
     overlay_reason: str = ""
     apparmor_restricts: bool = False
+    filter_reason: str = ""
+    libseccomp: str = ""
+    """Its version; empty where there is none."""
+    vulnerable: list[str] = []
+    """Faults of the processor that nothing is done about, by the kernel's names for them."""
     cgroup: CgroupFacts
     core_pattern: str = ""
     pid_max: int = 0
     threads_max: int = 0
     pids_in_use: int = 0
     descriptors_hard: int = 0
+    files_max: int = FILES_MAX_LIMIT
+    """Open files of the whole machine."""
     inotify_instances: int = 0
     namespaces_max: int = 0
     memory_total_bytes: int = 0
@@ -125,7 +135,15 @@ def judge(facts: HostFacts) -> list[Finding]:
         ),
         _trial("overlay", facts.overlay_reason, "a writable root over a layer was mounted", OVERLAY_FIX),
         _cgroups(facts),
+        _trial(
+            "system-call filter",
+            facts.filter_reason,
+            f"libseccomp {facts.libseccomp} made the filters, and the kernel kept to them",
+            FILTER_FIX,
+        ),
         _core_pattern(facts),
+        _processor(facts),
+        _open_files(facts),
         _memory(facts),
         _disk(facts),
         _uids(facts),
@@ -337,6 +355,29 @@ def _core_pattern(facts: HostFacts) -> Finding:
         level="warn",
         text=f"core_pattern is a pipe: a crash in a sandbox runs {program} as host root",
         fix="sysctl -w kernel.core_pattern=core",
+    )
+
+
+def _processor(facts: HostFacts) -> Finding:
+    if not facts.vulnerable:
+        return Finding(name="processor", level="ok", text="no fault of it is left open, says the kernel")
+    return Finding(
+        name="processor",
+        level="warn",
+        text=f"open to {', '.join(facts.vulnerable)}: code inside may come to read memory of others",
+        fix="Update microcode and kernel, and give mitigations=auto; or run only code there that may do so.",
+    )
+
+
+def _open_files(facts: HostFacts) -> Finding:
+    text = f"fs.file-max is {facts.files_max:,}"
+    if facts.files_max * FILE_BYTES >= facts.memory_total_bytes:
+        return Finding(name="open files", level="ok", text=text)
+    return Finding(
+        name="open files",
+        level="warn",
+        text=f"{text}: a sandbox with much memory can use it up for all others",
+        fix=f"sysctl -w fs.file-max={FILES_MAX_LIMIT}",
     )
 
 

@@ -19,6 +19,7 @@ from typing import Literal
 
 from cloudyard.core.doctor import DISK_FULL_BYTES, PROGRAMS, UNTRIED, CgroupFacts, HostFacts
 from cloudyard.edge.host import cgroups
+from cloudyard.edge.host.seccomp import libseccomp_version
 from cloudyard.edge.host.slots import SLOTS_MAX, UID_END, UID_FIRST
 from cloudyard.errors import CloudyardError
 
@@ -57,6 +58,9 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         userns_reason=trials.get("userns_reason", ""),
         idmap_reason=trials.get("idmap_reason", ""),
         overlay_reason=trials.get("overlay_reason", ""),
+        filter_reason=trials.get("filter_reason", ""),
+        libseccomp=libseccomp_version(),
+        vulnerable=_vulnerable(),
         apparmor_restricts=_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == 1,
         cgroup=_cgroups(),
         core_pattern=_text("/proc/sys/kernel/core_pattern"),
@@ -64,6 +68,7 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         threads_max=_number("/proc/sys/kernel/threads-max"),
         pids_in_use=sum(name.isdigit() for name in os.listdir("/proc")),
         descriptors_hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        files_max=_number("/proc/sys/fs/file-max"),
         inotify_instances=_number("/proc/sys/fs/inotify/max_user_instances"),
         namespaces_max=min(
             _number(f"/proc/sys/user/max_{kind}_namespaces")
@@ -113,7 +118,7 @@ def _bubblewrap() -> str:
 
 
 def _failed(reason: str) -> dict[str, str]:
-    names = ("erofs_reason", "userns_reason", "idmap_reason", "overlay_reason")
+    names = ("erofs_reason", "userns_reason", "idmap_reason", "overlay_reason", "filter_reason")
     return {"erofs": "untried", **dict.fromkeys(names, reason)}
 
 
@@ -165,6 +170,12 @@ def _try_group(root: Path) -> str:
     except OSError as exc:
         return f"making the group {path}: {exc.strerror}"
     return ""
+
+
+def _vulnerable() -> list[str]:
+    faults = Path("/sys/devices/system/cpu/vulnerabilities")
+    paths = sorted(faults.iterdir()) if faults.is_dir() else []
+    return [path.name for path in paths if _text(path).startswith("Vulnerable")]
 
 
 def _uid_overlaps() -> list[str]:

@@ -32,6 +32,7 @@ from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
+from cloudyard.edge.host.lxcfs import Lxcfs
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
@@ -75,6 +76,7 @@ class ContainerBackend:
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         if spec.swap:
             self._refuse_swap()
+        _refuse_files(spec.open_files)
         raised = await self._stock.take(await self._shape(spec, image))
         return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight, pinned=True)
 
@@ -101,6 +103,7 @@ class ContainerBackend:
             probe=tuple(config.probe),
             env=tuple(config.env.items()),
             cpu_class=spec.cpu_class,
+            lxcfs=await self._lxcfs.show(self._template) if spec.lxcfs else 0,
             profile="user_namespaces" if spec.user_namespaces else "sandbox",
         )
 
@@ -130,7 +133,10 @@ class ContainerBackend:
         return self._instance(facts, self._sites.adopted(facts.slot), process, pinned=True)
 
     async def sweep(self, keep: set[int]) -> list[str]:
-        return await self._sites.sweep(keep)
+        removed = await self._sites.sweep(keep)
+        if not keep and await self._lxcfs.end():  # nobody reads its files any more
+            removed.append("ended the daemon lxcfs")
+        return removed
 
     def capacity(self) -> int:
         pids = int(Path("/proc/sys/kernel/pid_max").read_text())
@@ -178,6 +184,7 @@ class ContainerBackend:
             closing.callback(os.close, guest)
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
+            self._lxcfs = Lxcfs(options.lxcfs, options.run / "lxcfs", watcher)
             filters = await to_thread.run_sync(build_filters)
             template = self._template = await Template.make(
                 options.boxes, options.layer_mount, filters=filters
@@ -222,11 +229,26 @@ async def _watch(watcher: Watcher, needed: CancelScope) -> None:
 
 
 def _prepare_process() -> None:
-    """Make this process fit for many sandboxes: as many descriptors as it may have, and heir of their first
-    processes."""
+    """Make this process fit for many sandboxes: as many descriptors as it may have, for it and for what it
+    starts, and heir of their first processes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ceiling = int(Path("/proc/sys/fs/nr_open").read_text())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, ceiling))
+    except ValueError:  # no right to raise it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     syscalls.become_subreaper()
+
+
+def _refuse_files(wanted: int) -> None:
+    """What this process may not open, nothing that it starts may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted > most:
+        raise Unsupported(
+            f"A sandbox with open_files={wanted} cannot be made here: the edge itself may open {most}.",
+            code="open_files_unsupported",
+            hint=f"Ask for at most {most}, or raise the limit before `cloudyard up`: ulimit -Hn {wanted}.",
+        )
 
 
 def _check(options: ContainerOptions) -> None:

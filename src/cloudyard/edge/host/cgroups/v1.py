@@ -67,6 +67,8 @@ class GroupV1:
             steps.insert(0 if raising else 1, (both, together))
         for path, value in steps:
             files.write(path, str(value))
+        # What connections hold is counted apart here, and not at all without a limit of its own.
+        files.write_if_there(memory / "memory.kmem.tcp.limit_in_bytes", str(limits.socket_bytes))
         cpu = self._at("cpu")
         files.write(cpu / "cpu.cfs_period_us", str(CPU_PERIOD_US))
         files.write(cpu / "cpu.cfs_quota_us", str(limits.cpu_quota_us))
