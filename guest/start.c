@@ -91,6 +91,16 @@ static bool read_fields(struct start *start, const struct frame *frame, struct f
 	return true;
 }
 
+/* What a program may open is also what it may use: a lower soft limit would be a bound that nobody asked for. */
+static struct rlimit files_of(const struct house *house, const struct frame *frame)
+{
+	uint64_t wanted = frame_number(frame, TAG_OPEN_FILES, 0);
+	if (wanted == 0)
+		return house->files;
+	rlim_t files = wanted < house->files.rlim_max ? (rlim_t)wanted : house->files.rlim_max;
+	return (struct rlimit){.rlim_cur = files, .rlim_max = files};
+}
+
 bool start_prepare(struct start *start, const struct house *house, struct frame *frame)
 {
 	struct field field, shell = {0};
@@ -98,6 +108,7 @@ bool start_prepare(struct start *start, const struct house *house, struct frame 
 	char *user = NULL;
 	start->script_fd = -1;
 	start->cwd = "/";
+	start->files = files_of(house, frame);
 	for (size_t at = 0; frame_next(frame, &at, &field);) {
 		args += field.tag == TAG_ARG ? 1 : 0;
 		env_count += field.tag == TAG_ENV ? 1 : 0;
@@ -213,7 +224,7 @@ static int child_main(void *argument)
 	sigset_t none;
 	(void)setsid();
 	raise_oom_score();
-	(void)setrlimit(RLIMIT_NOFILE, &child->house->files);
+	(void)setrlimit(RLIMIT_NOFILE, &start->files);
 	if (!wire(child))
 		return refuse(child, "pipe", "descriptors of the command");
 	if (!privilege_become(child->house, &start->identity))

@@ -240,6 +240,13 @@ def test_it_has_a_session_default_signals_and_no_descriptor_of_ours(client: Gues
     assert client.run(2, "set -- $(cat /proc/$$/stat); [ $1 = $5 ] && [ $1 = $6 ]").exit_code == 0
 
 
+def test_a_limit_of_open_files_is_soft_and_hard_and_never_over_the_guests_own(client: GuestClient) -> None:
+    told = client.run(1, "ulimit -Sn; ulimit -Hn", open_files=64)
+    assert told.stdout.split() == [b"64", b"64"]
+    least = client.run(2, "ulimit -Hn").stdout
+    assert client.run(3, "ulimit -Hn", open_files=1 << 62).stdout == least
+
+
 def test_processor_time_and_peak_memory_are_of_all_it_waited_for(client: GuestClient) -> None:
     told = client.run(1, "dd if=/dev/zero of=/dev/null bs=48M count=8 2>/dev/null; sleep 0.05")
     assert told.result is not None

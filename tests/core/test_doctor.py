@@ -69,6 +69,7 @@ def test_a_good_machine_has_no_finding_to_mend() -> None:
         ({"disk_free_bytes": GIB}, "disk", "warn"),
         ({"disk_free_bytes": 256 * MIB}, "disk", "warn"),
         ({"disk_free_bytes": 255 * MIB}, "disk", "fail"),
+        ({"disk_pool_reason": "this kernel has no btrfs"}, "disk limits", "warn"),
         ({"overlay_reason": "not tried: needs root"}, "overlay", "warn"),
         ({"uid_overlaps": ["/etc/subuid: me has 2000000000 to 2000065535"]}, "uid ranges", "fail"),
     ],

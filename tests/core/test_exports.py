@@ -12,7 +12,7 @@ import pytest
 
 import cloudyard
 from cloudyard import errors
-from cloudyard.sdk import blocking, client, process, sandbox
+from cloudyard.sdk import blocking, client, process, sandbox, session
 from support import REPOSITORY
 
 IMPORT_MS_MAX = 150.0
@@ -25,6 +25,8 @@ PUBLIC = {
     "Process",
     "Pty",
     "Sandbox",
+    "Session",
+    "SessionResult",
     "Yard",
     "__version__",
     "blocking",
@@ -87,6 +89,7 @@ def test_help_lists_every_command() -> None:
         (blocking.Yard, client.Yard),
         (blocking.Sandbox, sandbox.Sandbox),
         (blocking.Process, process.Process),
+        (blocking.Session, session.Session),
     ],
 )
 def test_the_blocking_facade_has_every_public_member_with_its_docstring(plain: type, behind: type) -> None:
@@ -97,7 +100,7 @@ def test_the_blocking_facade_has_every_public_member_with_its_docstring(plain: t
 
 
 def test_every_public_member_has_a_docstring() -> None:
-    for cls in (client.Yard, sandbox.Sandbox, process.Process, process.Completed):
+    for cls in (client.Yard, sandbox.Sandbox, process.Process, process.Completed, session.Session):
         for name, value in vars(cls).items():
             if not name.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert inspect.getdoc(value), f"{cls.__name__}.{name}"

@@ -167,7 +167,7 @@ def remove_run(paths: YardPaths) -> None:
     mark = read_mark(paths.run)
     if mark is not None and mark.state != str(paths.state):
         return
-    for directory in (paths.children, paths.run / "guests"):
+    for directory in (paths.children, paths.run / "guests", paths.run / "lxcfs"):
         shutil.rmtree(directory, ignore_errors=True)
     _unmark(paths.run)
 

@@ -86,6 +86,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     memory_available_bytes: int = 0
     disk_free_bytes: int = 0
     disk_where: str = ""
+    disk_pool_reason: str = ""
+    """Why disks of sandboxes could have no limit, if so."""
     uid_ranges: int = 0
     uid_overlaps: list[str] = []
     kvm: Literal["usable", "present", "absent"] = "absent"
@@ -146,6 +148,7 @@ def judge(facts: HostFacts) -> list[Finding]:
         _open_files(facts),
         _memory(facts),
         _disk(facts),
+        _disk_limits(facts),
         _uids(facts),
         _kvm(facts),
     ]
@@ -424,3 +427,14 @@ def _kvm(facts: HostFacts) -> Finding:
         "absent": "none: only virtual machines would need it",
     }
     return Finding(name="kvm", level="ok", text=texts[facts.kvm])
+
+
+def _disk_limits(facts: HostFacts) -> Finding:
+    if not facts.disk_pool_reason:
+        return Finding(name="disk limits", level="ok", text="disks of sandboxes are in a btrfs pool")
+    return Finding(
+        name="disk limits",
+        level="warn",
+        text=f"a sandbox could fill the disk of this machine: {facts.disk_pool_reason}",
+        fix="apt-get install -y btrfs-progs; and a kernel that has btrfs and loop devices.",
+    )

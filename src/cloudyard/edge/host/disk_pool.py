@@ -32,6 +32,7 @@ from cloudyard.model import GIB, MIB
 FILE_MIN_BYTES = 256 * MIB  # the smallest pool that is worth its name
 STEP_BYTES = 4 * GIB  # it begins so large and grows by so much
 AHEAD_BYTES = 2 * GIB  # free space that it has ready: what sandboxes write between two looks
+STALE_BYTES = 4 * MIB  # so near to its limit, a disk is counted anew
 LOOK_EACH_S = 0.25
 LOW_BYTES = 64 * MIB  # with less free, no disk is made
 RESERVE_BYTES, RESERVE_SHARE = 2 * GIB, 0.05  # of the machine's disk that the pool leaves alone
@@ -90,6 +91,8 @@ class DiskPool:
 
     def use(self, name: str) -> DiskUse:
         held = btrfs.held(self._counters, self._id(name))
+        if held.limit - held.used < STALE_BYTES:
+            btrfs.hurry(self._root)  # what was removed lately still counts: the next look shall know better
         return DiskUse(used_bytes=held.used, limit_bytes=held.limit, free_bytes=self._free())
 
     def remove(self, name: str) -> Path | None:

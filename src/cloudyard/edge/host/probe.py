@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from cloudyard.core.doctor import DISK_FULL_BYTES, PROGRAMS, UNTRIED, CgroupFacts, HostFacts
-from cloudyard.edge.host import cgroups
+from cloudyard.edge.host import btrfs, cgroups
+from cloudyard.edge.host.disk_pool import PROGRAMS as PATH_OF_PROGRAMS
 from cloudyard.edge.host.seccomp import libseccomp_version
 from cloudyard.edge.host.slots import SLOTS_MAX, UID_END, UID_FIRST
 from cloudyard.errors import CloudyardError
@@ -78,10 +79,20 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         memory_available_bytes=memory.get("MemAvailable", 0),
         disk_free_bytes=free,
         disk_where=str(where),
+        disk_pool_reason=_disk_pool(),
         uid_ranges=SLOTS_MAX,
         uid_overlaps=_uid_overlaps(),
         kvm=_kvm(),
     )
+
+
+def _disk_pool() -> str:
+    """What is missing for a pool of sandboxes' disks."""
+    if not btrfs.is_there():
+        return "this kernel has no btrfs"
+    if shutil.which("mkfs.btrfs", path=PATH_OF_PROGRAMS) is None:
+        return "there is no mkfs.btrfs"
+    return "" if os.path.exists("/dev/loop-control") else "there is no /dev/loop-control"
 
 
 def _existing(path: Path) -> Path:

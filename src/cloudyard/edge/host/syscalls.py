@@ -24,10 +24,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 _AT_FDCWD = -100
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_OPEN_TREE_CLONE = 1
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 # From 424 on, numbers are the same on every architecture.
-_SYS_MOVE_MOUNT, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 429, 430, 431, 432
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 429, 430, 431, 432
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -111,6 +112,12 @@ def _words(context: int) -> str:
     except OSError:
         pass  # ENODATA: no more messages
     return "; ".join(said)
+
+
+def clone_mount(path: str) -> int:
+    """A copy of the mount at a path of this mount namespace, attached nowhere, as a descriptor."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), path)
 
 
 def move_mount(fd: int, target: str) -> None:

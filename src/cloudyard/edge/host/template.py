@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -91,18 +92,27 @@ class Template:
         """Let go of it."""
         os.close(self.fd)
 
+    async def show(self, mounted: int, place: str) -> None:
+        """Put a mount, which is attached nowhere, in a place of its own, instead of what was there. Sandboxes
+        made before do not see it."""
+        await to_thread.run_sync(self._attach, mounted, place)
+
     def _add(self, path: Path, place: str) -> None:
         mounted = mount_layer(path, self._way)
+        try:
+            self._attach(mounted, place)
+        finally:
+            os.close(mounted)
 
+    def _attach(self, mounted: int, place: str) -> None:
         def attach() -> None:
             syscalls.enter_mount_namespace(self.fd)
+            with suppress(OSError):  # nothing was there
+                syscalls.unmount(place, syscalls.MNT_DETACH)
             os.makedirs(place, exist_ok=True)
             syscalls.move_mount(mounted, place)
 
-        try:
-            syscalls.on_own_thread(attach)
-        finally:
-            os.close(mounted)
+        syscalls.on_own_thread(attach)
 
 
 def _build(boxes: Path, filters: Mapping[str, bytes], disks: int | None) -> int:

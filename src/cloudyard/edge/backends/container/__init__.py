@@ -35,6 +35,7 @@ from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
 from cloudyard.edge.host.disk_pool import is_in_use, open_pool
 from cloudyard.edge.host.disks import Disks, PlainDisks
+from cloudyard.edge.host.lxcfs import Lxcfs
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
@@ -80,12 +81,9 @@ class ContainerBackend:
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         if spec.swap:
             self._refuse_swap()
-        if not self._disks.limited and parse_size(spec.disk, what="disk") != PARKED_DISK_BYTES:
-            raise Unsupported(
-                f"A sandbox with disk={spec.disk} cannot be made here: this yard has no disk pool.",
-                code="no_disk_pool",
-                hint="Leave disk out; or have a pool on the node: cloudyard doctor says what it needs.",
-            )
+        if parse_size(spec.disk, what="disk") != PARKED_DISK_BYTES and not self._disks.limited:
+            raise _no_pool(spec)
+        _refuse_files(spec.open_files)
         raised = await self._stock.take(await self._shape(spec, image))
         return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight, pinned=True)
 
@@ -112,6 +110,7 @@ class ContainerBackend:
             probe=tuple(config.probe),
             env=tuple(config.env.items()),
             cpu_class=spec.cpu_class,
+            lxcfs=await self._lxcfs.show(self._template) if spec.lxcfs else 0,
             profile="user_namespaces" if spec.user_namespaces else "sandbox",
         )
 
@@ -141,7 +140,10 @@ class ContainerBackend:
         return self._instance(facts, self._sites.adopted(facts.slot), process, pinned=True)
 
     async def sweep(self, keep: set[int]) -> list[str]:
-        return await self._sites.sweep(keep)
+        removed = await self._sites.sweep(keep)
+        if not keep and await self._lxcfs.end():  # nobody reads its files any more
+            removed.append("ended the daemon lxcfs")
+        return removed
 
     def capacity(self) -> int:
         pids = int(Path("/proc/sys/kernel/pid_max").read_text())
@@ -189,6 +191,7 @@ class ContainerBackend:
             closing.callback(os.close, guest)
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
+            self._lxcfs = Lxcfs(options.lxcfs, options.run / "lxcfs", watcher)
             filters = await to_thread.run_sync(build_filters)
             disks = self._disks = await to_thread.run_sync(_open_disks, options)
             closing.callback(disks.close)
@@ -232,6 +235,14 @@ class ContainerBackend:
                 behind.cancel_scope.cancel()
 
 
+def _no_pool(spec: SandboxSpec) -> Unsupported:
+    return Unsupported(
+        f"A sandbox with disk={spec.disk} cannot be made here: this yard has no disk pool.",
+        code="no_disk_pool",
+        hint="Leave disk out; or have a pool on the node: cloudyard doctor says what it needs.",
+    )
+
+
 def _open_disks(options: ContainerOptions) -> Disks:
     """The disks of sandboxes: in a pool, where the machine can make one."""
     if options.disk_pool_bytes != 0:
@@ -251,11 +262,26 @@ async def _watch(watcher: Watcher, needed: CancelScope) -> None:
 
 
 def _prepare_process() -> None:
-    """Make this process fit for many sandboxes: as many descriptors as it may have, and heir of their first
-    processes."""
+    """Make this process fit for many sandboxes: as many descriptors as it may have, for it and for what it
+    starts, and heir of their first processes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ceiling = int(Path("/proc/sys/fs/nr_open").read_text())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, ceiling))
+    except ValueError:  # no right to raise it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     syscalls.become_subreaper()
+
+
+def _refuse_files(wanted: int) -> None:
+    """What this process may not open, nothing that it starts may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted > most:
+        raise Unsupported(
+            f"A sandbox with open_files={wanted} cannot be made here: the edge itself may open {most}.",
+            code="open_files_unsupported",
+            hint=f"Ask for at most {most}, or raise the limit before `cloudyard up`: ulimit -Hn {wanted}.",
+        )
 
 
 def _check(options: ContainerOptions) -> None:

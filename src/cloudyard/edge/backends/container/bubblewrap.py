@@ -12,6 +12,7 @@ from cloudyard.edge.backends.container.launcher import (
 )
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.stock import Shape
+from cloudyard.edge.host import lxcfs
 from cloudyard.edge.host.masks import Masks
 from cloudyard.edge.host.seccomp import NEWER
 from cloudyard.edge.host.template import FILTERS, NOTHING, NOWHERE
@@ -58,6 +59,7 @@ def _command_line(options: ContainerOptions, shape: Shape, masks: Masks, *, filt
     userns = ("--userns", str(FD_USERNS), "--uid", "0", "--gid", "0")
     names = (*CAPABILITIES, *MORE_CAPABILITIES[shape.profile])
     hidden = [*((name, NOTHING) for name in masks.files), *((name, NOWHERE) for name in masks.folders)]
+    own = lxcfs.FILES if shape.lxcfs else ()
     return [
         str(options.bubblewrap),
         *(userns if defences.user_namespace else ()),
@@ -66,6 +68,7 @@ def _command_line(options: ContainerOptions, shape: Shape, masks: Masks, *, filt
         *("--bind" if defences.nodev else "--dev-bind", "/root", "/"),
         *(("--proc", "/proc") if defences.pid_namespace else ("--bind", "/proc", "/proc")),
         *(part for name, by in hidden for part in ("--ro-bind", by, f"/proc/{name}")),
+        *(part for name in own for part in ("--ro-bind", f"{lxcfs.PLACE}/proc/{name}", f"/proc/{name}")),
         *(_devices() if defences.own_devices else ("--dev-bind", "/dev", "/dev")),
         # With a size of its own: a tmpfs would else be half of the machine's memory.
         *("--perms", "1777", "--size", str(options.shm_bytes), "--tmpfs", "/dev/shm"),

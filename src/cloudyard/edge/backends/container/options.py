@@ -40,6 +40,8 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     """Sandboxes that run already, of the shapes asked for lately."""
     raised_at_once: int = RAISED_AT_ONCE
     """Sandboxes that are raised at the same time ahead of need."""
+    lxcfs: Path | None = None
+    """The program of that name; None where there is none, and sandboxes that ask for it are refused."""
     layer_mount: LayerMount = "auto"
     """How layers are mounted: straight from the file, through a loop device, or as the kernel can."""
     cgroup_subtree: Path | None = None
