@@ -163,10 +163,9 @@ def _explain(done: Completed) -> None:
     if done.error:
         reasons.append(f"the command did not start: {done.error}")
     if done.timed_out:
-        why = (
-            "since it wrote nothing" if done.fault and done.fault.reason == "no_output" else "by its timeout"
-        )
-        reasons.append(f"the command was killed {why}, after {done.duration_s:.1f} s")
+        silent = done.fault is not None and done.fault.reason == "no_output"
+        why = "for its silence" if silent else "after its timeout"
+        reasons.append(f"the command was killed {why}, {done.duration_s:.1f} s")
     if done.oom:
         reasons.append("the sandbox's memory limit killed a process in the sandbox")
     if "pids" in done.limits_hit:
