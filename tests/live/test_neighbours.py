@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 import cloudyard
+from cloudyard.edge.meminfo import swap_total_bytes
 from cloudyard.errors import LimitExceeded
 from support import wait_until
 from yards import TestYard
@@ -144,3 +145,30 @@ async def stop_all(yard: cloudyard.Yard) -> None:
     async with anyio.create_task_group() as tasks:
         for info in await yard.list():
             tasks.start_soon(yard.stop, info.id)
+
+
+def test_the_command_line_gives_what_is_asked_for_and_refuses_what_is_not_here(
+    yard: TestYard,
+) -> None:
+    done = yard.up()
+    assert done.returncode == 0, done.stderr
+    client = {"CLOUDYARD_CLIENT_FILE": str(yard.state / "client.json")}
+    words = (
+        "run",
+        "--image",
+        "debian",
+        "--memory",
+        "200MiB",
+        "--cpu-weight",
+        "50",
+        "--best-effort",
+        "--lxcfs",
+    )
+    done = yard.call(*words, "nproc; grep MemTotal /proc/meminfo", environment=client)
+    assert done.stdout.split() == ["1", "MemTotal:", str(200 << 10), "kB"], done
+    if not swap_total_bytes():
+        done = yard.call("run", "--image", "debian", "--swap", "64MiB", "true", environment=client)
+        assert done.returncode != 0
+        assert "this machine has no swap" in done.stderr
+    done = yard.call("run", "--image", "debian", "--cpu-weight", "0", "true", environment=client)
+    assert "cpu_weight is 0 parts, out of range" in done.stderr
