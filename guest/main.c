@@ -23,6 +23,9 @@
 #define FDS_A_COMMAND 4u   /* channel, stdin, stdout, stderr */
 #define FDS_WHILE_STARTING 4u
 #define SIGNALS 64 /* that the kernel has */
+#ifndef GUEST_DUMPABLE
+#define GUEST_DUMPABLE 0
+#endif
 #ifdef GUEST_KEEPS_DESCRIPTORS
 #define LISTENER_DUPLICATE F_DUPFD
 #else
@@ -130,11 +133,9 @@ static void become(unsigned uid)
 		die(fault.text, fault.error);
 #endif
 	guest.house.own_uid = getuid();
-#ifndef GUEST_DUMPABLE
 	/* After the change of user, which sets it anew. */
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
+	if (prctl(PR_SET_DUMPABLE, GUEST_DUMPABLE, 0, 0, 0) != 0)
 		die("become undumpable", errno);
-#endif
 }
 
 static void silence(void)
