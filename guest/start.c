@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #define ARGUMENT_BYTES_MAX (128u * KIB) /* the kernel's bound of one argument, its final zero included */
@@ -190,6 +191,17 @@ static const char *search_path(char *const *environment)
 	return DEFAULT_PATH;
 }
 
+/* The kernel says of a directory what it says of a file that may not be run. */
+static void try_program(const char *path, char *const *argv, char *const *environment)
+{
+	struct stat what;
+	(void)execve(path, argv, environment);
+	if (errno == EACCES) {
+		bool directory = stat(path, &what) == 0 && S_ISDIR(what.st_mode);
+		errno = directory ? EISDIR : EACCES;
+	}
+}
+
 /* Comes back only when no candidate could be run, with the reason that says most. */
 static void run_program(char *const *argv, char *const *environment)
 {
@@ -197,7 +209,7 @@ static void run_program(char *const *argv, char *const *environment)
 	const char *name = argv[0];
 	int reason = ENOENT;
 	if (strchr(name, '/') != NULL || *name == '\0') {
-		(void)execve(name, argv, environment);
+		try_program(name, argv, environment);
 		return;
 	}
 	for (const char *place = search_path(environment); place != NULL;) {

@@ -115,7 +115,7 @@ def test_what_cannot_be_run_is_told_by_errno(client: GuestClient, tmp_path: Path
         ("no-such-program",): errno.ENOENT,
         ("/no/such/program",): errno.ENOENT,
         ("",): errno.ENOENT,
-        ("/etc",): errno.EACCES,
+        ("/etc",): errno.EISDIR,
         ("/etc/passwd/x",): errno.ENOTDIR,
         (str(plain),): errno.EACCES,
         (str(script),): errno.ENOEXEC,

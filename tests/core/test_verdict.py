@@ -68,23 +68,25 @@ def test_a_user_that_is_unknown_and_a_process_limit_are_said_in_words():
 
 
 @pytest.mark.parametrize(
-    ("what", "number", "refused", "code", "label", "reason"),
+    ("what", "number", "refused", "code", "label", "reason", "name"),
     [
-        ("exec", errno.ENOENT, 0, 127, "policy", "not_started"),
-        ("exec", errno.EACCES, 0, 126, "policy", "not_started"),
-        ("exec", errno.E2BIG, 0, 126, "policy", "not_started"),
-        ("exec", errno.ENOMEM, 0, None, "infra", "not_started"),
-        ("cwd", errno.ENOENT, 0, 126, "policy", "not_started"),
-        ("user", 0, 0, 126, "policy", "not_started"),
-        ("fork", errno.EAGAIN, 0, None, "infra", "not_started"),
-        ("fork", errno.EAGAIN, 3, None, "policy", "pids"),
-        ("pipe", errno.EMFILE, 0, None, "infra", "not_started"),
-        ("limit", 0, 0, None, "infra", "not_started"),
+        ("exec", errno.ENOENT, 0, 127, "policy", "not_started", "program_not_found"),
+        ("exec", errno.EACCES, 0, 126, "policy", "not_started", "not_executable"),
+        ("exec", errno.E2BIG, 0, 126, "policy", "not_started", "too_many_arguments"),
+        ("exec", errno.ENOMEM, 0, None, "infra", "not_started", "not_started"),
+        ("exec", errno.EISDIR, 0, 126, "policy", "not_started", "is_a_directory"),
+        ("user", errno.ENOENT, 0, 126, "policy", "not_started", "user_not_found"),
+        ("cwd", errno.ENOENT, 0, 126, "policy", "not_started", "directory_not_found"),
+        ("user", 0, 0, 126, "policy", "not_started", "not_started"),
+        ("fork", errno.EAGAIN, 0, None, "infra", "not_started", "not_started"),
+        ("fork", errno.EAGAIN, 3, None, "policy", "pids", "not_started"),
+        ("pipe", errno.EMFILE, 0, None, "infra", "not_started", "not_started"),
+        ("limit", 0, 0, None, "infra", "not_started", "not_started"),
     ],
 )
 def test_what_never_ran_is_judged_by_the_call_that_failed(
-    what: str, number: int, refused: int, code: int | None, label: str, reason: str
+    what: str, number: int, refused: int, code: int | None, label: str, reason: str, name: str
 ):
     why = judge_not_started(what, number, "/x", forks_refused=refused)
-    assert (why.exit_code, why.fault.label, why.fault.reason) == (code, label, reason)
+    assert (why.exit_code, why.fault.label, why.fault.reason, why.name) == (code, label, reason, name)
     assert "/x" in why.error

@@ -79,12 +79,17 @@ class Scene:
         return self.options.state.parent.name
 
     async def python(self, program: str) -> str:
-        """What a program of root inside prints, and a word for how it ended where that was not well."""
-        whole = f"{PRELUDE}{textwrap.indent(textwrap.dedent(program).strip(), '    ')}{POSTLUDE}"
-        done = await run(self.instance, "/usr/bin/python3", "-c", whole, *self.words)
-        if done.signal is not None:
-            return f"{done.stdout}killed by signal {done.signal}"
-        return done.stdout.strip() if done.exit_code == 0 else f"{done.stdout}{done.stderr}".strip()
+        """What a program of root inside prints; it finds `words` in its arguments."""
+        return await python(self.instance, program, *self.words)
+
+
+async def python(instance: Instance, program: str, *words: str) -> str:
+    """What a program of root inside prints, after PRELUDE, and how it ended where that was not well."""
+    whole = f"{PRELUDE}{textwrap.indent(textwrap.dedent(program).strip(), '    ')}{POSTLUDE}"
+    done = await run(instance, "/usr/bin/python3", "-c", whole, *words)
+    if done.signal is not None:
+        return f"{done.stdout}killed by signal {done.signal}"
+    return done.stdout.strip() if done.exit_code == 0 else f"{done.stdout}{done.stderr}".strip()
 
 
 Arrange = Callable[[Scene], AbstractAsyncContextManager[None]]

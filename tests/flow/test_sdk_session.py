@@ -229,15 +229,18 @@ async def test_hooks_of_the_user_do_not_catch_the_session_itself(box: Sandbox) -
 
 
 @pytest.mark.parametrize(
-    ("how", "said_of_it"),
-    [({"user": "nosuch"}, "no user nosuch"), ({"cwd": "/no/such"}, "/no/such: No such file or directory")],
+    ("how", "code", "said_of_it"),
+    [
+        ({"user": "nosuch"}, "user_not_found", "no user nosuch"),
+        ({"cwd": "/no/such"}, "directory_not_found", "/no/such: No such file or directory"),
+    ],
 )
 async def test_what_is_wrong_with_a_session_is_said_when_it_is_opened(
-    box: Sandbox, how: dict[str, str], said_of_it: str
+    box: Sandbox, how: dict[str, str], code: str, said_of_it: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said_of_it) as caught:
         await box.session(**how)  # type: ignore[arg-type]
-    assert caught.value.code == "not_started"
+    assert caught.value.code == code
     with pytest.raises(InvalidRequest, match="shell"):
         box.session(shell="fish")  # type: ignore[arg-type]
     async with box.session() as session:

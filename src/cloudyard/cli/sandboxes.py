@@ -10,7 +10,7 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import msgspec
@@ -20,7 +20,7 @@ from cloudyard.cli.lease import LEASE_S, Leased, leased, until_told_to_end
 from cloudyard.cli.results import EXIT_TIMED_OUT, spelt_out
 from cloudyard.cli.terminal import READ_BYTES, STDERR, STDIN, STDOUT, Parting, converse, put
 from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded
-from cloudyard.model import OUTPUT_LIMIT_MAX_BYTES, SandboxInfo
+from cloudyard.model import OUTPUT_LIMIT_MAX_BYTES, SandboxInfo, StartError
 from cloudyard.sdk.client import SandboxOptions, Yard, connect
 from cloudyard.sdk.process import Completed, Process
 from cloudyard.sdk.sandbox import Sandbox
@@ -80,7 +80,7 @@ async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
                 return exit_code_of(done)
             done, cut = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
         except InvalidRequest as error:
-            if error.code != "not_started":
+            if error.code not in get_args(StartError):
                 raise
             print(f"cloudyard: {error.message} {_hint_of_cwd(error.message, args)}".rstrip(), file=sys.stderr)
             return EXIT_NOT_STARTED

@@ -244,6 +244,7 @@ class Command:
             exit_code=why.exit_code,
             fault=why.fault,
             error=why.error,
+            error_code=why.name,
             stalled_s=self.stalled_s,
         )
 

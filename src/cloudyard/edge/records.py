@@ -281,5 +281,6 @@ def _disk_error(path: Path, exc: OSError) -> LimitExceeded:
     return LimitExceeded(
         f"Writing the record {path} failed: {exc.strerror}.",
         code="edge_disk_full",
+        fault="infra",
         hint="Free space in the yard's state folder on that node.",
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cloudyard.edge.backends.base import DiskUse
 from cloudyard.errors import CloudyardError, InvalidRequest
-from cloudyard.model import MIB, Fault, LimitName
+from cloudyard.model import MIB, Fault, LimitName, StartError
 
 SIGKILL = 9
 SHELL_SAW_SIGKILL = 128 + SIGKILL  # how a shell reports that its child was killed so
@@ -21,6 +21,19 @@ POOL_FULL_BYTES = (
     16 * MIB
 )  # free for all sandboxes together; with less, a failure is not to be put down to one
 POLICY_WHATS = frozenset({"exec", "cwd", "user"})  # of NOT_STARTED: what the caller named; the rest is ours
+NAMES: dict[tuple[str, int], StartError] = {
+    ("exec", errno.ENOENT): "program_not_found",
+    ("exec", errno.ENOTDIR): "program_not_found",
+    ("exec", errno.EACCES): "not_executable",
+    ("exec", errno.EISDIR): "is_a_directory",
+    ("exec", errno.ENOEXEC): "not_a_program",
+    ("exec", errno.E2BIG): "too_many_arguments",
+    ("cwd", errno.ENOENT): "directory_not_found",
+    ("cwd", errno.EACCES): "directory_forbidden",
+    ("cwd", errno.ENOTDIR): "not_a_directory",
+    ("user", errno.ENOENT): "user_not_found",
+    ("user", errno.EPERM): "user_refused",
+}
 OUR_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO})
 
 
@@ -132,13 +145,14 @@ class NotStarted(NamedTuple):
     exit_code: int | None
     fault: Fault
     error: str
+    name: StartError
 
 
 def error_of_start(why: NotStarted) -> CloudyardError:
     """It, for whoever waits for a start."""
     kind = InvalidRequest if why.fault.label == "policy" else CloudyardError
     message = f"The command could not be started: {why.error}."
-    return kind(message, code="not_started", hint=why.fault.evidence, fault=why.fault.label)
+    return kind(message, code=why.name, hint=why.fault.evidence, fault=why.fault.label)
 
 
 def judge_not_started(what: str, number: int, text: str, *, forks_refused: int) -> NotStarted:
@@ -159,8 +173,10 @@ def judge_not_started(what: str, number: int, text: str, *, forks_refused: int) 
         error += ". The sandbox's `pids` limit is the likely bound"
     if what == "fork" and forks_refused > 0:
         evidence += f", and the process limit refused {forks_refused} forks"
-        return NotStarted(None, Fault(label="policy", reason="pids", evidence=evidence), error)
+        return NotStarted(None, Fault(label="policy", reason="pids", evidence=evidence), error, "not_started")
     if what in POLICY_WHATS and number not in OUR_ERRNOS:
         code = 127 if what == "exec" and number == errno.ENOENT else 126
-        return NotStarted(code, Fault(label="policy", reason="not_started", evidence=evidence), error)
-    return NotStarted(None, Fault(label="infra", reason="not_started", evidence=evidence), error)
+        fault = Fault(label="policy", reason="not_started", evidence=evidence)
+        return NotStarted(code, fault, error, NAMES.get((what, number), "not_started"))
+    fault = Fault(label="infra", reason="not_started", evidence=evidence)
+    return NotStarted(None, fault, error, "not_started")

@@ -44,6 +44,19 @@ LIST_DIR_MAX = 20_000  # entries of one directory
 
 BackendName = Literal["function", "container", "microvm", "vm"]
 CpuClass = Literal["latency", "best_effort"]
+StartError = Literal[
+    "program_not_found",
+    "not_executable",
+    "is_a_directory",
+    "not_a_program",
+    "too_many_arguments",
+    "directory_not_found",
+    "directory_forbidden",
+    "not_a_directory",
+    "user_not_found",
+    "user_refused",
+    "not_started",
+]
 LimitName = Literal["oom", "pids", "disk", "output"]
 SandboxState = Literal["creating", "running", "stopping", "stopped", "failed"]
 StreamName = Literal["stdout", "stderr"]

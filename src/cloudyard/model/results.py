@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from cloudyard.model.basics import BackendName, FileKind, LimitName, SandboxState
+from cloudyard.model.basics import BackendName, FileKind, LimitName, SandboxState, StartError
 
 FaultLabel = Literal["policy", "infra"]
 
@@ -68,6 +68,8 @@ class ExecResult(Result, tag="exec", frozen=True):
     """Largest resident size of any one waited-for process of the command, as the kernel's rusage tells."""
     error: str = ""
     """Why it never started: the call, its object and the kernel's reason."""
+    error_code: StartError | None = None
+    """The same as a stable name."""
 
 
 class CommandInfo(Result, tag="command", frozen=True):

@@ -176,7 +176,7 @@ class Session:
             if found.error:
                 raise InvalidRequest(
                     f"A session in {self._name} could not be opened: {found.error}.",
-                    code="not_started",
+                    code=found.error_code or "not_started",
                     hint=found.fault.evidence if found.fault else "",
                     fault=found.fault.label if found.fault else None,
                 )

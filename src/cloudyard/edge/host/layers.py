@@ -70,12 +70,19 @@ def _translated(exc: OSError, path: Path, way: LayerMount) -> CloudyardError:
                 hint=f"The way {way!r} needs Linux 6.12; use the way 'loop'.",
             )
         case errno.ENODEV:
-            return Unsupported(message, code="erofs_missing", hint="Load the kernel module: modprobe erofs.")
+            return Unsupported(
+                message, code="erofs_missing", fault="infra", hint="Load the kernel module: modprobe erofs."
+            )
         case errno.ENOENT | errno.ENXIO if exc.filename and str(exc.filename).startswith("/dev/loop"):
-            return Unsupported(message, code="loop_missing", hint="Load the kernel module: modprobe loop.")
+            return Unsupported(
+                message, code="loop_missing", fault="infra", hint="Load the kernel module: modprobe loop."
+            )
         case errno.EBUSY | errno.ENOSPC:
             return LimitExceeded(
-                message, code="no_loop_device", hint="Raise the number of loop devices (max_loop)."
+                message,
+                code="no_loop_device",
+                fault="infra",
+                hint="Raise the number of loop devices (max_loop).",
             )
         case _:
-            return Unsupported(message, code="layer_mount_failed")
+            return Unsupported(message, code="layer_mount_failed", fault="infra")

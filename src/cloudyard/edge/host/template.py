@@ -81,6 +81,7 @@ class Template:
                     raise LimitExceeded(
                         f"Mounting the layer {path} failed: {TEMPLATE_LAYERS_MAX} layers are mounted here.",
                         code="too_many_layers",
+                        fault="infra",
                         hint="Restart the edge to let go of those no longer used; sandboxes live on.",
                     )
                 place = f"/layers/{len(self._places)}"

@@ -96,7 +96,10 @@ class Launcher:
             if not more or len(info) > INFO_BYTES_MAX:
                 self._fail(self._last_report())
             info += more
-        return int(json.loads(info)["child-pid"])
+        try:
+            return int(json.loads(info)["child-pid"])
+        except (ValueError, KeyError, TypeError):
+            self._fail(self._last_report())
 
     def words(self) -> str:
         """What bubblewrap or the guest complained of last."""
@@ -218,11 +221,15 @@ def _translated(error: int, what: str, path: str) -> CloudyardError:
             return LimitExceeded(
                 message,
                 code="kernel_limit",
+                fault="infra",
                 hint="A bound of the kernel's: user.max_*_namespaces, fs.mount-max, disk.",
             )
         case errno.EAGAIN | errno.ENOMEM:
             return LimitExceeded(
-                message, code="too_many_processes", hint="Raise kernel.pid_max, or stop sandboxes."
+                message,
+                code="too_many_processes",
+                fault="infra",
+                hint="Raise kernel.pid_max, or stop sandboxes.",
             )
         case errno.EINVAL if what.startswith("mount the overlay"):
             return Unsupported(
@@ -232,11 +239,17 @@ def _translated(error: int, what: str, path: str) -> CloudyardError:
             )
         case errno.EINVAL if what.startswith("map the owners"):
             return Unsupported(
-                message, code="idmap_refused", hint="Mapped EROFS mounts need Linux 5.19 or later."
+                message,
+                code="idmap_refused",
+                fault="infra",
+                hint="Mapped EROFS mounts need Linux 5.19 or later.",
             )
         case errno.EPERM | errno.EACCES | errno.ENOSYS:
             return Unsupported(
-                message, code="kernel_refused", hint="Run cloudyard doctor: it tries each part by itself."
+                message,
+                code="kernel_refused",
+                fault="infra",
+                hint="Run cloudyard doctor: it tries each part by itself.",
             )
         case _:
             return SandboxUnavailable(message, code="start_failed")

@@ -148,14 +148,19 @@ def refused(exc: OSError, slot: int) -> CloudyardError:
     message = f"Preparing slot {slot} failed at {exc.filename or 'an unnamed object'}: {exc.strerror}."
     match exc.errno:
         case errno.ENOSPC | errno.EDQUOT if "cgroup" not in str(exc.filename):
-            return LimitExceeded(message, code="disk_full", hint="Free space where the yard keeps its state.")
+            return LimitExceeded(
+                message, code="disk_full", fault="infra", hint="Free space where the yard keeps its state."
+            )
         case errno.EMFILE | errno.ENFILE:
             return LimitExceeded(
-                message, code="too_many_descriptors", hint="Raise the edge's limit: ulimit -n."
+                message, code="too_many_descriptors", fault="infra", hint="Raise the edge's limit: ulimit -n."
             )
         case errno.EAGAIN | errno.ENOMEM:
             return LimitExceeded(
-                message, code="too_many_processes", hint="Raise kernel.pid_max, or stop sandboxes."
+                message,
+                code="too_many_processes",
+                fault="infra",
+                hint="Raise kernel.pid_max, or stop sandboxes.",
             )
         case _:
             return cgroups.refused(exc, f"Preparing slot {slot}")
