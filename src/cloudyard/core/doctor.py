@@ -18,6 +18,7 @@ Level = Literal["ok", "warn", "fail"]
 KERNEL_MIN = (5, 12)  # the first with idmapped mounts; overlay takes them as layers since 5.19
 KERNEL_OVERLAY_IDMAP = (5, 19)
 BUBBLEWRAP_MIN = (0, 8)  # the first with --userns beside --info-fd as we use them; Debian 12's
+CPUSET = "cpuset"
 UID_RANGE = 65_536  # ids of one sandbox
 PIDS_IDLE = 2  # processes of a sandbox that runs no command: PID 1 and the keeper
 PIDS_WORKING = 16  # processes that a sandbox at work is reckoned with
@@ -88,6 +89,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     disk_where: str = ""
     uid_ranges: int = 0
     uid_overlaps: list[str] = []
+    swap_total_bytes: int = 0
+    lxcfs: str = ""
     kvm: Literal["usable", "present", "absent"] = "absent"
 
 
@@ -147,6 +150,7 @@ def judge(facts: HostFacts) -> list[Finding]:
         _memory(facts),
         _disk(facts),
         _uids(facts),
+        _options(facts),
         _kvm(facts),
     ]
 
@@ -337,7 +341,14 @@ def _cgroups(facts: HostFacts) -> Finding:
         )
     text = f"version {group.version} at {group.root}: {', '.join(group.controllers)}"
     if not group.reason:
-        return Finding(name="cgroups", level="ok", text=text)
+        if CPUSET in group.controllers:
+            return Finding(name="cgroups", level="ok", text=text)
+        return Finding(
+            name="cgroups",
+            level="warn",
+            text=f"{text}; without {CPUSET}, programs see all processors however few they may use",
+            fix=f"Mount the controller {CPUSET}, or give it to the group that the yard runs in.",
+        )
     return Finding(
         name="cgroups",
         level="fail",
@@ -415,6 +426,13 @@ def _uids(facts: HostFacts) -> Finding:
         text="the sandboxes' ids overlap " + "; ".join(facts.uid_overlaps),
         fix="Move that range, so that nobody shares ids with a sandbox.",
     )
+
+
+def _options(facts: HostFacts) -> Finding:
+    """What sandboxes may ask for beyond what all have."""
+    swap = f"{facts.swap_total_bytes / GIB:.1f} GiB of swap" if facts.swap_total_bytes else "no swap"
+    text = f"{swap}, {facts.lxcfs or 'no lxcfs'}: a sandbox that asks for what is not here is refused"
+    return Finding(name="options", level="ok", text=text)
 
 
 def _kvm(facts: HostFacts) -> Finding:

@@ -28,13 +28,14 @@ KVM_CREATE_VM = 0xAE01
 BINARIES = ("guest", "launch")
 
 
-def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
+def probe_host(state: Path, *, nats_server: str, binaries: Path, lxcfs: Path | None) -> HostFacts:
     """Read and try everything.
 
     Args:
         state: the state directory, or where it would be made; disk and layers are judged there.
         nats_server: path of that program, or nothing.
         binaries: directory in which the compiled guest and launcher are.
+        lxcfs: path of that program, if there is one.
     """
     where = _existing(state)
     free = shutil.disk_usage(where).free
@@ -80,6 +81,8 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         disk_where=str(where),
         uid_ranges=SLOTS_MAX,
         uid_overlaps=_uid_overlaps(),
+        swap_total_bytes=memory.get("SwapTotal", 0),
+        lxcfs=str(lxcfs or ""),
         kvm=_kvm(),
     )
 

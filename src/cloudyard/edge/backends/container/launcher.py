@@ -96,7 +96,10 @@ class Launcher:
             if not more or len(info) > INFO_BYTES_MAX:
                 self._fail(self._last_report())
             info += more
-        return int(json.loads(info)["child-pid"])
+        try:
+            return int(json.loads(info)["child-pid"])
+        except (ValueError, KeyError, TypeError):
+            self._fail(self._last_report())
 
     def words(self) -> str:
         """What bubblewrap or the guest complained of last."""
