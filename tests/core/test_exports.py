@@ -59,6 +59,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         cloudyard.nothing_like_this  # noqa: B018
 
 
+def test_every_error_says_whose_doing_it_is() -> None:
+    ours = {"CloudyardError", "SandboxUnavailable", "YardUnavailable"}
+    for name in sorted(set(errors.__all__) - {"error_from_wire"}):
+        error = getattr(errors, name)("Something failed.")
+        assert error.fault == ("infra" if name in ours else "policy"), name
+        assert getattr(errors, name)("Something failed.", fault="infra").fault == "infra"
+
+
 @pytest.mark.parametrize("code", ["import cloudyard", "from cloudyard.cli import main; main(['--version'])"])
 def test_starting_is_cheap(code: str) -> None:
     """The best of five processes, by their own CPU time: this machine may be busy."""

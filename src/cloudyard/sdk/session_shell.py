@@ -1,8 +1,8 @@
 """What a session has its shell do: take up the state of the run before, run one command, write down its own.
 
 Pure: bytes of shell programs. A program comes on stdin and is read whole before its first word runs, so that
-neither a list of processes nor the command itself sees it. The state is a shell program too: the run that
-ends writes it to a file of the sandbox, the client keeps it, and the next run's program begins with it.
+no list of processes shows it and no command reads it. The state is a shell program too: the run that ends
+writes it to a file of the sandbox, the client keeps it, and the next run's program begins with it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def program(shell: ShellName, state: State | None, command: str, *, file: str, n
         # The file is there, for nobody else to read: a command that ends its shell leaves it as it is now.
         f"exec 3>&2 4>&1 >/dev/null 2>&1 </dev/null\numask 077\necho '# {number} begun' >{name}\n".encode(),
         f"__cy_text={shlex.quote(command)}\n__cy_flags='{flags}'\n".encode(),
-        _CHECK[shell],
+        _CHECK.format(shell=_READER[shell]).encode(),
         _CD,
         state.program if state is not None else _FRESH[shell],
         f"__cy_file={name} __cy_number={number}\n".encode(),
@@ -106,14 +106,10 @@ _FRESH: dict[ShellName, bytes] = {
 
 # What cannot be read is not run at all, and a shell of its own finds out: `eval` of such text ends an sh, and
 # a bash 5.2 dies of some.
-_CHECK: dict[ShellName, bytes] = {
-    "bash": b"""\
-__cy_said=$(printf '%s\n' "$__cy_text" | bash -O extglob -n 2>&1) && __cy_said=
-""",
-    "sh": b"""\
-__cy_said=$(printf '%s\n' "$__cy_text" | sh -n 2>&1) && __cy_said=
-""",
-}
+_READER: dict[ShellName, str] = {"bash": '"$BASH" -O extglob', "sh": "/bin/sh"}
+_CHECK = """\
+__cy_said=$(printf '%s\\n' "$__cy_text" | {shell} -n 2>&1) && __cy_said=
+"""
 
 _READY = b"""\
 __cy_return() { return "$1"; }
