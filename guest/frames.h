@@ -71,6 +71,7 @@ enum tag {
 	TAG_STDERR_ACKED = 33,
 	TAG_TREE_ALIVE = 34,
 	TAG_OPEN_FILES = 35,
+	TAG_PROCESSORS = 36,
 };
 
 #define OPTION_PTY 1u

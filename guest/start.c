@@ -102,6 +102,24 @@ static struct rlimit files_of(const struct house *house, const struct frame *fra
 	return (struct rlimit){.rlim_cur = files, .rlim_max = files};
 }
 
+/* Programs start a thread for each processor they see, so they are to see as many as they may use. Which ones is the scheduler's
+ * choice: it has just put this process where there was the most room. Inside they can take more, and get no more time by it. */
+static void take_processors(uint64_t wanted)
+{
+	cpu_set_t may, taken;
+	int here = sched_getcpu();
+	if (wanted == 0 || here < 0 || sched_getaffinity(0, sizeof may, &may) != 0 || (uint64_t)CPU_COUNT(&may) <= wanted)
+		return;
+	CPU_ZERO(&taken);
+	for (size_t at = (size_t)here; wanted > 0; at = (at + 1) % CPU_SETSIZE) {
+		if (!CPU_ISSET(at, &may))
+			continue;
+		CPU_SET(at, &taken);
+		wanted--;
+	}
+	(void)sched_setaffinity(0, sizeof taken, &taken);
+}
+
 bool start_prepare(struct start *start, const struct house *house, struct frame *frame)
 {
 	struct field field, shell = {0};
@@ -110,6 +128,7 @@ bool start_prepare(struct start *start, const struct house *house, struct frame 
 	start->script_fd = -1;
 	start->cwd = "/";
 	start->files = files_of(house, frame);
+	start->processors = frame_number(frame, TAG_PROCESSORS, 0);
 	for (size_t at = 0; frame_next(frame, &at, &field);) {
 		args += field.tag == TAG_ARG ? 1 : 0;
 		env_count += field.tag == TAG_ENV ? 1 : 0;
@@ -237,6 +256,7 @@ static int child_main(void *argument)
 	(void)setsid();
 	raise_oom_score();
 	(void)setrlimit(RLIMIT_NOFILE, &start->files);
+	take_processors(start->processors);
 	if (!wire(child))
 		return refuse(child, "pipe", "descriptors of the command");
 	if (!privilege_become(child->house, &start->identity))

@@ -13,6 +13,7 @@ struct start {
 	const char *cwd;
 	struct identity identity;
 	struct rlimit files;
+	uint64_t processors; /* that it is to see; 0: all */
 	int script_fd; /* the program of a shell that is too long for an argument; else -1 */
 	char *script_argv[4], environment[3][320];
 	struct fault fault;

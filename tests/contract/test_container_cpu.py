@@ -43,50 +43,6 @@ def parked(pool: Pool) -> dict[str, int]:
     return {name: len(launchers) for name, launchers in pool._parked.items()}
 
 
-@pytest.mark.parametrize("cpu", [0.3, 1.0, 1.5, 64.0])
-async def test_nproc_and_affinity_agree_with_the_cores_of_a_sandbox(
-    options: ContainerOptions, depot: Path, image: Image, cpu: float
-) -> None:
-    expected = min(CPUS, max(1, -int(-cpu // 1)))
-    async with backend_of(options, depot) as backend:
-        if not backend._groups.cpus:
-            pytest.skip("there is no controller for processors here")
-        instance = await backend.create(new_id(), replace(SPEC, cpu=cpu), image)
-        told = await run(instance, f"nproc; python3 -c '{SEEN}'; taskset -p ffff $$ >&2; nproc")
-        await instance.stop()
-    assert told.stdout.split() == [str(expected)] * 3, told
-
-
-async def test_sandboxes_of_one_core_are_spread_over_all_processors(
-    options: ContainerOptions, depot: Path, image: Image
-) -> None:
-    async with backend_of(options, depot) as backend:
-        if not backend._groups.cpus:
-            pytest.skip("there is no controller for processors here")
-        instances = [await backend.create(new_id(), SPEC, image) for _ in range(CPUS)]
-        masks = [os.sched_getaffinity(instance.facts.pid) for instance in instances]
-        assert sorted(cpu for mask in masks for cpu in mask) == sorted(os.sched_getaffinity(0))
-        for instance in instances:
-            await instance.stop()
-
-
-async def test_the_next_edge_knows_which_processors_are_taken(
-    options: ContainerOptions, depot: Path, image: Image
-) -> None:
-    async with backend_of(options, depot) as backend:
-        if not backend._groups.cpus:
-            pytest.skip("there is no controller for processors here")
-        first = await backend.create(new_id(), SPEC, image)
-    async with backend_of(options, depot) as backend:
-        adopted = await backend.adopt(first.facts)
-        assert adopted is not None
-        other = await backend.create(new_id(), SPEC, image)
-        mine, its = (os.sched_getaffinity(each.facts.pid) for each in (adopted, other))
-        assert CPUS == 1 or not mine & its
-        await adopted.stop()
-        await other.stop()
-
-
 async def test_a_best_effort_sandbox_is_in_the_idle_group_from_its_start_and_across_edges(
     options: ContainerOptions, depot: Path, image: Image
 ) -> None:

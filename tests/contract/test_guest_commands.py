@@ -247,6 +247,13 @@ def test_a_limit_of_open_files_is_soft_and_hard_and_never_over_the_guests_own(cl
     assert client.run(3, "ulimit -Hn", open_files=1 << 62).stdout == least
 
 
+def test_a_command_and_all_it_starts_run_on_as_many_processors_as_are_asked_for(client: GuestClient) -> None:
+    for number, asked in enumerate((1, 2, 1 << 40), start=1):
+        seen = client.run(number, "nproc; (nproc)", processors=asked).stdout.split()
+        assert seen == [str(min(asked, len(os.sched_getaffinity(0)))).encode()] * 2
+    assert client.run(9, "nproc").stdout == f"{len(os.sched_getaffinity(0))}\n".encode()
+
+
 def test_processor_time_and_peak_memory_are_of_all_it_waited_for(client: GuestClient) -> None:
     told = client.run(1, "dd if=/dev/zero of=/dev/null bs=48M count=8 2>/dev/null; sleep 0.05")
     assert told.result is not None

@@ -88,13 +88,6 @@ def test_version_2_enables_only_what_is_not_yet(tmp_path: Path) -> None:
     assert (tmp_path / "cgroup.subtree_control").read_text().startswith("+cpu")
 
 
-def test_version_2_takes_the_controller_of_processors_where_it_is_offered(tmp_path: Path) -> None:
-    plain_tree(tmp_path)
-    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids")
-    enable(tmp_path)
-    assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +cpu +pids +cpuset"
-
-
 def test_version_2_writes_limits_and_reads_counters(tmp_path: Path) -> None:
     for name in ("memory.max", "memory.swap.max", "cpu.max", "pids.max"):
         (tmp_path / name).write_text("")
@@ -108,10 +101,6 @@ def test_version_2_writes_limits_and_reads_counters(tmp_path: Path) -> None:
     assert (tmp_path / "cpu.weight").read_text() == "250"
     GroupV2(tmp_path).limit(replace(LIMITS, swap_bytes=MIB))
     assert (tmp_path / "memory.swap.max").read_text() == str(MIB)
-    (tmp_path / "cpuset.cpus").write_text("")
-    GroupV2(tmp_path).set_cpus({7, 0, 2, 1})
-    assert (tmp_path / "cpuset.cpus").read_text() == "0-2,7"
-    assert GroupV2(tmp_path).cpus() == [0, 1, 2, 7]
 
     texts = {
         "memory.current": "1000\n",
@@ -173,25 +162,6 @@ def test_groups_that_run_last_are_below_one_idle_parent_at_the_root(token: str, 
         sleeper.kill()
     remove(groups.find("0"))
     assert groups.names() == []
-    groups.close()
-
-
-def test_a_group_runs_on_the_processors_that_it_was_given(token: str, leaks: None) -> None:
-    groups = open_cgroups(token)
-    if not groups.cpus:
-        pytest.skip("there is no controller for processors here")
-    group = groups.group("0")
-    group.make()
-    assert group.cpus() == groups.cpus
-    with in_group(group.entries()) as sleeper:
-        wait_until_sync(lambda: group.pids() == [sleeper.pid], "it is in")
-        group.set_cpus(groups.cpus[-1:])
-        wait_until_sync(
-            lambda: os.sched_getaffinity(sleeper.pid) == set(groups.cpus[-1:]), "it may run there"
-        )
-        assert group.cpus() == groups.cpus[-1:]
-        sleeper.kill()
-    remove(group)
     groups.close()
 
 

@@ -18,7 +18,6 @@ Level = Literal["ok", "warn", "fail"]
 KERNEL_MIN = (5, 12)  # the first with idmapped mounts; overlay takes them as layers since 5.19
 KERNEL_OVERLAY_IDMAP = (5, 19)
 BUBBLEWRAP_MIN = (0, 8)  # the first with --userns beside --info-fd as we use them; Debian 12's
-CPUSET = "cpuset"
 UID_RANGE = 65_536  # ids of one sandbox
 PIDS_IDLE = 2  # processes of a sandbox that runs no command: PID 1 and the keeper
 PIDS_WORKING = 16  # processes that a sandbox at work is reckoned with
@@ -344,14 +343,7 @@ def _cgroups(facts: HostFacts) -> Finding:
         )
     text = f"version {group.version} at {group.root}: {', '.join(group.controllers)}"
     if not group.reason:
-        if CPUSET in group.controllers:
-            return Finding(name="cgroups", level="ok", text=text)
-        return Finding(
-            name="cgroups",
-            level="warn",
-            text=f"{text}; without {CPUSET}, programs see all processors however few they may use",
-            fix=f"Mount the controller {CPUSET}, or give it to the group that the yard runs in.",
-        )
+        return Finding(name="cgroups", level="ok", text=text)
     return Finding(
         name="cgroups",
         level="fail",

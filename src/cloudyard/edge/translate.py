@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cloudyard.edge.records import Head
 from cloudyard.model import CommandInfo, CommandSpec
 from cloudyard.wire.guest import Kind, Options, Tag, encode
@@ -31,6 +33,7 @@ def exec_frame(command_id: int, spec: CommandSpec, head: Head) -> bytes:
         options |= Options.PTY
         fields += [(Tag.ROWS, spec.pty.rows), (Tag.COLS, spec.pty.cols)]
     fields.append((Tag.OPEN_FILES, head.spec.open_files))
+    fields.append((Tag.PROCESSORS, math.ceil(head.spec.cpu)))
     if options:
         fields.append((Tag.OPTIONS, int(options)))
     return encode(Kind.EXEC, command_id, *fields)

@@ -90,6 +90,7 @@ class Tag(IntEnum):
     STDERR_ACKED = 33
     TREE_ALIVE = 34
     OPEN_FILES = 35
+    PROCESSORS = 36
 
 
 _TEXTS = {Tag.BUILD, Tag.ARG, Tag.SHELL, Tag.ENV, Tag.CWD, Tag.USER, Tag.DATA, Tag.WHAT, Tag.TEXT}

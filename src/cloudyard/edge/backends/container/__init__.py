@@ -85,14 +85,13 @@ class ContainerBackend:
             raise _no_pool(spec)
         _refuse_files(spec.open_files)
         raised = await self._stock.take(await self._shape(spec, image))
-        return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight, pinned=True)
+        return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight)
 
     async def create_nesting(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         # Past the stock: few are made, and none may take the place of one that a user is about to ask for.
         shape = (await self._shape(spec, image))._replace(profile="worker")
         raised = await self._maker.start(await self._pool.take(shape.cpu_class), shape)
-        # It runs on whatever processor is free: those that wait for its calls use many at once.
-        return await self._fitted(raised, sandbox, spec, weight=NESTING_WEIGHT, pinned=False)
+        return await self._fitted(raised, sandbox, spec, weight=NESTING_WEIGHT)
 
     async def _shape(self, spec: SandboxSpec, image: Image) -> Shape:
         if not 0 < len(image.layers) <= LAYERS_MAX:
@@ -115,17 +114,17 @@ class ContainerBackend:
         )
 
     async def _fitted(
-        self, raised: Raised, sandbox: SandboxId, spec: SandboxSpec, *, weight: int, pinned: bool
+        self, raised: Raised, sandbox: SandboxId, spec: SandboxSpec, *, weight: int
     ) -> Instance:
         try:
-            self._maker.fit(raised, spec, weight=weight, pinned=pinned)
+            self._maker.fit(raised, spec, weight=weight)
         except BaseException:
             await self._maker.drop(raised)
             raise
         facts = InstanceFacts(
             sandbox=sandbox, slot=raised.site.slot, pid=raised.process.pid, pid_start=raised.started
         )
-        return self._instance(facts, raised.site, raised.process, pinned=pinned)
+        return self._instance(facts, raised.site, raised.process)
 
     async def adopt(self, facts: InstanceFacts) -> Instance | None:
         try:
@@ -137,7 +136,7 @@ class ContainerBackend:
             self._watcher.forget(process)
             await self._sites.remove_if_left(facts.slot)
             return None
-        return self._instance(facts, self._sites.adopted(facts.slot), process, pinned=True)
+        return self._instance(facts, self._sites.adopted(facts.slot), process)
 
     async def sweep(self, keep: set[int]) -> list[str]:
         removed = await self._sites.sweep(keep)
@@ -150,16 +149,13 @@ class ContainerBackend:
         _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         return min(SLOTS_MAX, pids // PIDS_PER_SANDBOX, descriptors // DESCRIPTORS_PER_SANDBOX)
 
-    def _instance(
-        self, facts: InstanceFacts, site: Site, process: Process, *, pinned: bool
-    ) -> ContainerInstance:
+    def _instance(self, facts: InstanceFacts, site: Site, process: Process) -> ContainerInstance:
         return ContainerInstance(
             facts,
             site=site,
             process=process,
             watcher=self._watcher,
             remove=self._sites.remove,
-            pin=self._sites.pin if pinned else None,
         )
 
     def _refuse_swap(self) -> None:

@@ -33,14 +33,12 @@ class ContainerInstance:
         process: Process,
         watcher: Watcher,
         remove: Callable[[Site], Awaitable[None]],
-        pin: Callable[[Site, float], None] | None,
     ) -> None:
         self._facts = facts
         self._site = site
         self._process = process
         self._watcher = watcher
         self._remove = remove
-        self._pin = pin
         self._stopped = False
         self._turn = anyio.Lock()
         self._files = RootFiles(self._open_root, site.base)
@@ -109,8 +107,6 @@ class ContainerInstance:
     def resize(self, spec: SandboxSpec) -> None:
         """Give it the limits of a normalised spec. Raises CloudyardError."""
         try:
-            if self._pin is not None:
-                self._pin(self._site, spec.cpu)
             self._site.group.limit(limits_of(spec))
             self._site.limit_disk(parse_size(spec.disk, what="disk"))
         except OSError as exc:

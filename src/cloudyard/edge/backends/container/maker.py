@@ -113,22 +113,11 @@ class Maker:
         launcher.close()
         return Raised(launcher.site, process, started)
 
-    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int, pinned: bool) -> None:
-        """Give a sandbox what its spec, which is normalised, asks for.
-
-        Args:
-            raised: the sandbox.
-            spec: with its limits.
-            weight: its share of a busy processor.
-            pinned: whether it sees only as many processors as it has cores.
-
-        Raises:
-            CloudyardError: the kernel refused.
-        """
+    def fit(self, raised: Raised, spec: SandboxSpec, *, weight: int) -> None:
+        """Give a sandbox the limits of its spec, which is normalised, and its share of a busy processor.
+        Raises CloudyardError."""
         limits = _limits(limits_of(spec), self._options.defences)
         try:
-            if pinned:
-                self._sites.pin(raised.site, spec.cpu)
             raised.site.group.set_weight(weight)
             if limits != PARKED_LIMITS:
                 raised.site.group.limit(limits)

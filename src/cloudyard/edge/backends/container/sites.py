@@ -11,7 +11,6 @@ from anyio.abc import TaskGroup
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.cgroups import Cgroups
-from cloudyard.edge.host.cpus import CpuPlan
 from cloudyard.edge.host.disks import Disks
 from cloudyard.edge.host.processes import Watcher
 from cloudyard.edge.host.slots import Slots
@@ -54,8 +53,6 @@ class Sites:
         self._behind = behind
         self._threads = CapacityLimiter(REMOVED_AT_ONCE)
         self._discarding = CapacityLimiter(1)
-        ours = os.sched_getaffinity(0)
-        self._cpus = CpuPlan([cpu for cpu in groups.cpus if cpu in ours])
         self._left = (
             self._on_this_machine()
         )  # what nobody here answers for: an earlier edge's, or not removed
@@ -68,19 +65,11 @@ class Sites:
         group = self._groups.group(str(slot), idle=cpu_class == "best_effort")
         return Site(slot, self._options, group, self._disks)
 
-    def pin(self, site: Site, cpu: float) -> None:
-        """Let a sandbox run on as many processors as it has cores, and see no others. Raises OSError."""
-        if self._cpus.all:
-            site.group.set_cpus(self._cpus.take(site.slot, cpu))
-
     def adopted(self, slot: int) -> Site:
         """The site of an instance that an earlier edge made."""
         self._left.discard(slot)
         self._slots.keep({slot})
-        site = self._at(slot)
-        cpus = site.group.cpus()
-        self._cpus.note(slot, cpus, float(len(cpus)))
-        return site
+        return self._at(slot)
 
     async def remove(self, site: Site) -> None:
         """Take a site down and give its slot back.
@@ -94,7 +83,6 @@ class Sites:
             self._left.add(site.slot)
             raise
         self._left.discard(site.slot)
-        self._cpus.give_back(site.slot)
         self._slots.give_back(site.slot)
         if rest is not None:
             self._behind.start_soon(self._discard, rest)

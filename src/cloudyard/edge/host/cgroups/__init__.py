@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -46,7 +46,6 @@ FREEZE_WAIT_S = 5.0
 REMOVE_WAIT_S = 5.0
 POLL_S = 0.002
 _V1_CONTROLLERS = (*CONTROLLERS, "cpuacct", "freezer")
-_V1_OPTIONAL = (CPUSET,)
 
 
 class Group(Protocol):
@@ -65,12 +64,6 @@ class Group(Protocol):
 
     def set_weight(self, weight: int, /) -> None:
         """Set its share of a busy processor, 1 to 10,000, beside others of WEIGHT_DEFAULT."""
-
-    def set_cpus(self, cpus: Collection[int], /) -> None:
-        """Let it run on these processors alone. Only where `Cgroups.cpus` has some."""
-
-    def cpus(self) -> list[int]:
-        """What it may run on; none where there is no controller for it, or no group."""
 
     def pids(self) -> list[int]:
         """Processes in it; none when it is not there."""
@@ -100,10 +93,6 @@ class Cgroups(Protocol):
     @property
     def version(self) -> int:
         """1 or 2."""
-
-    @property
-    def cpus(self) -> list[int]:
-        """Processors that groups may run on; none where there is no controller for it."""
 
     @property
     def limits_swap(self) -> bool:
@@ -181,7 +170,7 @@ def choose(mounts: Sequence[Mount]) -> Path | dict[str, Path]:
         if mount.version == 2 and mount.controllers.issuperset(CONTROLLERS):
             return mount.at
     first = [mount for mount in mounts if mount.version == 1]
-    wanted = (*_V1_CONTROLLERS, *_V1_OPTIONAL)
+    wanted = (*_V1_CONTROLLERS, CPUSET)
     found = {name: mount.at for name in wanted for mount in first if name in mount.controllers}
     missing = [name for name in _V1_CONTROLLERS if name not in found]
     if missing:

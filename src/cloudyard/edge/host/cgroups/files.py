@@ -26,14 +26,6 @@ def read_table(path: Path) -> dict[str, int]:
     }
 
 
-def read_words(path: Path) -> list[str]:
-    """The words in a file; none when it is not there."""
-    try:
-        return path.read_text().split()
-    except FileNotFoundError:
-        return []
-
-
 def read_entry(path: str, name: str) -> int:
     """One number of such a table, in the fewest calls; 0 where it is not listed."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,30 +101,6 @@ def write_if_there(path: Path, text: str) -> None:
     """Write to a file that not every kernel has; what it then refuses is no harm."""
     with contextlib.suppress(OSError):
         write(path, text)
-
-
-def number_ranges(numbers: Iterable[int]) -> str:
-    """Numbers as the kernel writes lists of processors: `0-3,8`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def read_ranges(path: Path) -> list[int]:
-    """The numbers in such a list; none when there is no such file."""
-    try:
-        text = path.read_text().strip()
-    except FileNotFoundError:
-        return []
-    found: list[int] = []
-    for run in text.split(",") if text else ():
-        first, _, last = run.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
 
 
 def remove_directory(path: Path) -> None:

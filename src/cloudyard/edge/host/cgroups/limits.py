@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 CONTROLLERS = ("memory", "cpu", "pids")  # what limits need
-CPUSET = "cpuset"  # used where it is there
+CPUSET = "cpuset"  # of version 1, where it is there
 PARENT = "cloudyard"  # in each hierarchy; in it one for each yard
 # The parent of those that are to run in the time that all others leave. It is a sibling of whatever else is
 # on the machine, our own daemons too: a group is idle beside its siblings only, and below PARENT it would

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-
-from msgspec import Struct
 
 from cloudyard.edge.backends.base import Usage
 from cloudyard.edge.host.cgroups import files
@@ -19,37 +17,29 @@ from cloudyard.edge.host.cgroups.limits import (
 )
 
 
-class Parents(Struct, frozen=True, kw_only=True):
-    """What all groups of one kind share: there are thousands of them."""
-
-    homes: Mapping[str, Path]
-    """For each controller the directory that groups are made in. Those that are mounted together share
-    one."""
-    cpus: str = ""
-    mems: str = ""
-    """Processors and memory nodes that are there; empty without the controller for them."""
-
-
 class GroupV1:
-    """A slot's group: for each controller its directory."""
+    """A slot's group: for each controller its directory. Controllers that are mounted together share one.
+
+    It holds the parents, which all groups share: there are thousands of groups.
+    """
 
     __slots__ = ("_name", "_parents")
 
-    def __init__(self, parents: Parents, name: str) -> None:
+    def __init__(self, parents: Mapping[str, Path], name: str) -> None:
         self._parents = parents
         self._name = name
 
     def _at(self, controller: str) -> Path:
-        return self._parents.homes[controller] / self._name
+        return self._parents[controller] / self._name
 
     @property
     def _homes(self) -> list[Path]:
-        return [parent / self._name for parent in dict.fromkeys(self._parents.homes.values())]
+        return [parent / self._name for parent in dict.fromkeys(self._parents.values())]
 
     def make(self) -> None:
         files.make_directories(self._homes)
-        if self._parents.cpus:
-            _open_cpuset(self._at(CPUSET), cpus=self._parents.cpus, mems=self._parents.mems)
+        if CPUSET in self._parents:
+            _open_cpuset(self._at(CPUSET))
 
     def entries(self) -> list[int]:
         return files.open_entries(self._homes)
@@ -77,12 +67,6 @@ class GroupV1:
     def set_weight(self, weight: int, /) -> None:
         files.write(self._at("cpu") / "cpu.shares", str(round(weight * SHARES_PER_WEIGHT)))
 
-    def set_cpus(self, cpus: Collection[int], /) -> None:
-        files.write(self._at(CPUSET) / "cpuset.cpus", files.number_ranges(cpus))
-
-    def cpus(self) -> list[int]:
-        return files.read_ranges(self._at(CPUSET) / "cpuset.cpus") if self._parents.cpus else []
-
     def pids(self) -> list[int]:
         return files.read_pids(self._homes[0] / "cgroup.procs")  # the one that is joined first
 
@@ -104,11 +88,11 @@ class GroupV1:
         )
 
     def oom_kills(self) -> int:
-        parent = self._parents.homes["memory"]
+        parent = self._parents["memory"]
         return files.read_entry(f"{parent}/{self._name}/memory.oom_control", "oom_kill")
 
     def forks_refused(self) -> int:
-        return files.read_entry(f"{self._parents.homes['pids']}/{self._name}/pids.events", "max")
+        return files.read_entry(f"{self._parents['pids']}/{self._name}/pids.events", "max")
 
     def remove(self) -> None:
         # A removed group lives on in the kernel, with 150 KB where there once were 1,000 sandboxes, for as
@@ -126,33 +110,27 @@ class CgroupsV1:
     def __init__(self, roots: Mapping[str, Path], tag: str) -> None:
         """`roots`: where each controller's hierarchy is mounted. `tag`: the yard's name."""
         homes = {controller: root / PARENT / tag for controller, root in roots.items()}
-        idle_top = roots["cpu"] / IDLE_PARENT
-        # Only what shares the processor's hierarchy is elsewhere for those that are to run last.
+        # Those that are to run last are elsewhere among groups of processor time, and of processors: lxcfs
+        # takes a group's path in the one hierarchy for its path in the other.
+        last = {roots[name] for name in ("cpu", CPUSET) if name in roots}
         idle_homes = {
-            name: idle_top / tag if roots[name] == roots["cpu"] else at for name, at in homes.items()
+            name: root / IDLE_PARENT / tag if root in last else homes[name] for name, root in roots.items()
         }
         self._homes = list(dict.fromkeys((*homes.values(), *idle_homes.values())))
         files.make_parents(self._homes)
-        files.write(idle_top / "cpu.idle", "1")  # not before: another yard may have removed it until now
-        cpus, mems = "", ""
-        if CPUSET in homes:
-            root = roots[CPUSET]
-            cpus = (root / "cpuset.effective_cpus").read_text().strip()
-            mems = (root / "cpuset.effective_mems").read_text().strip()
-            for home in (root / PARENT, homes[CPUSET]):
-                _open_cpuset(home, cpus=cpus, mems=mems)
-            self.cpus = files.read_ranges(root / "cpuset.effective_cpus")
-        else:
-            self.cpus = []
+        # Not before: until it has a group of ours in it another yard may remove it.
+        files.write(idle_homes["cpu"].parent / "cpu.idle", "1")
+        for home in {mapping[CPUSET] for mapping in (homes, idle_homes) if CPUSET in mapping}:
+            _open_cpuset(home.parent)
+            _open_cpuset(home)
         self.limits_swap = (homes["memory"] / "memory.memsw.limit_in_bytes").exists()
-        self._usual = Parents(homes=homes, cpus=cpus, mems=mems)
-        self._idle = Parents(homes=idle_homes, cpus=cpus, mems=mems)
+        self._usual, self._idle = homes, idle_homes
 
     def group(self, name: str, *, idle: bool = False) -> GroupV1:
         return GroupV1(self._idle if idle else self._usual, name)
 
     def find(self, name: str) -> GroupV1:
-        return self.group(name, idle=(self._idle.homes["cpu"] / name).is_dir())
+        return self.group(name, idle=(self._idle["cpu"] / name).is_dir())
 
     def names(self) -> list[str]:
         return sorted({entry.name for home in self._homes for entry in home.iterdir() if entry.is_dir()})
@@ -161,11 +139,12 @@ class CgroupsV1:
         files.remove_parents(self._homes)
 
 
-def _open_cpuset(home: Path, *, cpus: str, mems: str) -> None:
-    """Let processes into a group of processors, which is new or has the same.
+def _open_cpuset(home: Path) -> None:
+    """Let processes into a group of processors, by giving it all that its parent has.
 
     Balancing is off before it has any: the kernel would else compute the scheduler's domains anew with each
-    group that comes, changes or goes. The root's balancing, which is on, covers all of them.
+    group that comes or goes. The root's balancing, which is on, covers all of them.
     """
-    for name, value in (("sched_load_balance", "0"), ("mems", mems), ("cpus", cpus)):
-        files.write(home / f"cpuset.{name}", value)
+    files.write(home / "cpuset.sched_load_balance", "0")
+    for name in ("mems", "cpus"):
+        files.write(home / f"cpuset.{name}", (home.parent / f"cpuset.effective_{name}").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection
 from pathlib import Path
 
 from cloudyard.edge.backends.base import Usage
@@ -11,7 +10,6 @@ from cloudyard.edge.host.cgroups import files
 from cloudyard.edge.host.cgroups.limits import (
     CONTROLLERS,
     CPU_PERIOD_US,
-    CPUSET,
     IDLE_PARENT,
     PARENT,
     Limits,
@@ -44,12 +42,6 @@ class GroupV2:
 
     def set_weight(self, weight: int, /) -> None:
         files.write(self._home / "cpu.weight", str(weight))
-
-    def set_cpus(self, cpus: Collection[int], /) -> None:
-        files.write(self._home / "cpuset.cpus", files.number_ranges(cpus))
-
-    def cpus(self) -> list[int]:
-        return files.read_ranges(self._home / "cpuset.cpus")
 
     def pids(self) -> list[int]:
         return files.read_pids(self._home / "cgroup.procs")
@@ -98,7 +90,6 @@ class CgroupsV2:
         for group in (root, self._usual.parent, self._usual, self._idle.parent, self._idle):
             enable(group)
         files.write(self._idle.parent / "cpu.idle", "1")
-        self.cpus = files.read_ranges(self._usual / "cpuset.cpus.effective")
         self.limits_swap = (self._usual / "memory.swap.max").exists()
 
     def group(self, name: str, *, idle: bool = False) -> GroupV2:
@@ -116,16 +107,13 @@ class CgroupsV2:
 
 
 def enable(group: Path) -> None:
-    """Let groups below this one have our controllers, and that of processors where it can be had.
+    """Let groups below this one have our controllers.
 
     A group but the real root may not have both processes and controllers for groups below it, so its
     processes go to a leaf.
     """
     control = group / "cgroup.subtree_control"
-    on = control.read_text().split()
-    offered = files.read_words(group / "cgroup.controllers")
-    names = (*CONTROLLERS, CPUSET) if CPUSET in offered else CONTROLLERS
-    wanted = [name for name in names if name not in on]
+    wanted = [name for name in CONTROLLERS if name not in control.read_text().split()]
     if not wanted:
         return
     order = " ".join(f"+{name}" for name in wanted)
