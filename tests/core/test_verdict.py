@@ -6,7 +6,9 @@ import errno
 
 import pytest
 
+from cloudyard.edge.backends.base import DiskUse
 from cloudyard.edge.verdict import Bounds, Ending, judge, judge_not_started
+from cloudyard.model import GIB, MIB
 
 ALL = ["oom", "pids", "output"]
 
@@ -58,6 +60,29 @@ def test_evidence_names_the_limit_that_was_hit():
     assert fault is not None
     assert "1000 bytes" in fault.evidence
     assert "20 processes" in fault.evidence
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "free", "label", "reason", "hit"),
+    [
+        (100 * MIB, 100 * MIB, 4 * GIB, "policy", "exit", ["disk"]),
+        (99.5 * MIB, 100 * MIB, 4 * GIB, "policy", "exit", ["disk"]),
+        (98 * MIB, 100 * MIB, 4 * GIB, "policy", "exit", []),
+        (3 * MIB, 4 * MIB, 4 * GIB, "policy", "exit", []),  # of a small one, a MiB is much
+        (98 * MIB, 100 * MIB, 15 * MIB, "infra", "disk", []),
+        (100 * MIB, 100 * MIB, 15 * MIB, "policy", "exit", ["disk"]),
+        (0, 0, 15 * MIB, "infra", "disk", []),  # nothing is bounded, and the machine is full
+        (0, 0, 4 * GIB, "policy", "exit", []),
+    ],
+)
+def test_a_full_disk_of_its_own_is_told_from_one_that_all_share(
+    used: float, limit: int, free: int, label: str, reason: str, hit: list[str]
+):
+    disk = DiskUse(used_bytes=int(used), limit_bytes=limit, free_bytes=free)
+    verdict = judge(Ending(exit_code=1, disk=disk))
+    assert verdict.fault is not None
+    assert (verdict.fault.label, verdict.fault.reason, verdict.limits_hit) == (label, reason, hit)
+    assert (f"{int(used)} bytes of the {limit}" in verdict.fault.evidence) == bool(hit)
 
 
 def test_a_user_that_is_unknown_and_a_process_limit_are_said_in_words():

@@ -42,6 +42,20 @@ ATTEMPTS = [
         without="shm_bytes",
     ),
     Attempt(
+        name="fill the disk that all sandboxes share",
+        mechanism="disk quota",
+        program="""
+            with open("/root/file", "wb", 0) as file:
+                for _ in range(24):
+                    file.write(bytes(1 << 20))
+            print("written")
+        """,
+        refused="EDQUOT",
+        succeeds="written",
+        without="disk_limit",
+        spec=replace(SPEC, disk=16 * MIB),
+    ),
+    Attempt(
         name="have more processes than the limit",
         mechanism="processes",
         program=CHILDREN

@@ -338,6 +338,7 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
         action="store_true",
         help="a new sandbox's /proc tells its own memory, processors and uptime",
     )
+    parser.add_argument("--disk", metavar="SIZE", help="of a new sandbox: what it may write, such as 2GiB")
     parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
     parser.add_argument("--open-files", type=int, metavar="N", help="of a new sandbox: of each process")
     parser.add_argument(
@@ -383,6 +384,8 @@ def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
         options["swap"] = args.swap
     if args.lxcfs:
         options["lxcfs"] = True
+    if args.disk is not None:
+        options["disk"] = args.disk
     if args.pids is not None:
         options["pids"] = args.pids
     if args.open_files is not None:
