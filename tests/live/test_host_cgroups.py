@@ -153,9 +153,9 @@ def test_groups_that_run_last_are_below_one_idle_parent_at_the_root(token: str, 
     group = groups.group("0", idle=True)
     group.make()
     group.limit(LIMITS)
-    (top,) = Path("/sys/fs/cgroup").glob("**/cloudyard-best-effort")  # below nothing else of ours
-    assert (top / "cpu.idle").read_text().strip() == "1"
-    assert (top / token / "0").is_dir()
+    (idle,) = Path("/sys/fs/cgroup").glob("**/cloudyard-best-effort/cpu.idle")  # below nothing else of ours
+    assert idle.read_text().strip() == "1"
+    assert (idle.parent / token / "0").is_dir()
     assert groups.names() == ["0"]
     with in_group(groups.find("0").entries()) as sleeper:
         wait_until_sync(lambda: f"best-effort/{token}/0" in where(sleeper.pid), "it is in")
