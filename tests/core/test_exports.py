@@ -25,6 +25,7 @@ PUBLIC = {
     "Process",
     "Pty",
     "Sandbox",
+    "Transfer",
     "Yard",
     "__version__",
     "blocking",

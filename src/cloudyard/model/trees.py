@@ -29,8 +29,8 @@ class TreeEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Of `data`, made where it was read."""
     target: bytes = b""
     """Where a symlink points."""
-    inode: int = 0
-    """Of a file that has other names too: entries with the same number are the same file. 0 for any other."""
+    shared: str = ""
+    """In what is read, for a file that has several names: entries with the same word here are one file."""
     same_as: bytes = b""
     """In what is written: the name of a file that this is to be another name of."""
 

@@ -214,7 +214,10 @@ class RootFiles:
             closing(inroot.open_regular(root, place, os.O_RDONLY, "read")) as source,
         ):
             facts = os.fstat(source)
-            data = _read_at(source, size, offset, flags) if offset < facts.st_size else b""
+            wanted = max(0, min(size, facts.st_size - offset))
+            data = _read_at(source, wanted, offset, flags)
+            if len(data) < wanted:  # it has just been cut off
+                facts = os.fstat(source)
         digest = hashlib.sha256(data).digest()
         return FileChunk(
             data=data, offset=offset, size=facts.st_size, mtime_ns=facts.st_mtime_ns, sha256=digest

@@ -201,7 +201,7 @@ class _Walk:
             data=data,
             sha256=b"" if data is None else hashlib.sha256(data).digest(),
             target=target,
-            inode=facts.st_ino if kind == "file" and facts.st_nlink > 1 else 0,
+            shared=f"{facts.st_dev}:{facts.st_ino}" if kind == "file" and facts.st_nlink > 1 else "",
         )
 
 
