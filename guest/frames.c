@@ -45,7 +45,7 @@ static const char *check_fields(const uint8_t *body, size_t size)
 		at += FIELD_HEADER_BYTES;
 		if (length > size - at)
 			return "a field is longer than its frame";
-		if (tag >= TAG_VERSION_MIN && tag <= TAG_TREE_ALIVE && !is_bytes(tag) && length != 8)
+		if (tag >= TAG_VERSION_MIN && tag <= TAG_OPEN_FILES && !is_bytes(tag) && length != 8)
 			return "a number is not 8 bytes";
 		at += length;
 	}

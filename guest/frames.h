@@ -70,6 +70,7 @@ enum tag {
 	TAG_STDOUT_ACKED = 32,
 	TAG_STDERR_ACKED = 33,
 	TAG_TREE_ALIVE = 34,
+	TAG_OPEN_FILES = 35,
 };
 
 #define OPTION_PTY 1u

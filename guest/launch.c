@@ -96,6 +96,8 @@ struct cap_data {
 #define CAP_VERSION_3 0x20080522u
 #define CAP_SYS_ADMIN_BIT (1u << 21)
 #define IDMAP 0x00100000u          /* MOUNT_ATTR_IDMAP */
+/* The machine has some thousands for all. */
+#define TERMINALS "newinstance,ptmxmode=0666,mode=0620,max=128"
 #define USER_NAMESPACES "/proc/sys/user/max_user_namespaces"
 #define CLONE_TREE (1u | O_CLOEXEC) /* OPEN_TREE_CLONE */
 #define FROM_EMPTY_PATH 0x4u       /* MOVE_MOUNT_F_EMPTY_PATH */
@@ -318,7 +320,7 @@ static void place_layer(const char *layer, size_t index, bool mapped)
     close(tree);
 }
 
-/* The sandbox's root, at /root of this namespace. Every path in the options is one of the template's or relative, because
+/* The sandbox's root, at /root of this namespace, and its terminals, at /pts. Every path in the options is one of the template's or relative, because
  * the sandbox can read them in its mountinfo. `volatile`: without it, taking the sandbox down syncs the host's whole disk. */
 static void build_root(const struct go *go, bool mapped)
 {
@@ -339,6 +341,8 @@ static void build_root(const struct go *go, bool mapped)
         give_up("mount the overlay of", go->directory);
     if (chdir("/"))
         give_up("enter", "/");
+    if (mount("devpts", "/pts", "devpts", MS_NOSUID | MS_NOEXEC, TERMINALS))
+        give_up("mount terminals at", "/pts");
 }
 
 /* As the namespace's owner, who may do everything in it: the host's root need not have every capability. */

@@ -6,6 +6,7 @@
  * answer on the connection (docs/guest-protocol.md). Only the way to the loop may fail, on stderr and with status 1. */
 #include "guest.h"
 
+#include "ownuid.h"
 #include "privilege.h"
 
 #include <fcntl.h>
@@ -22,6 +23,9 @@
 #define FDS_A_COMMAND 4u   /* channel, stdin, stdout, stderr */
 #define FDS_WHILE_STARTING 4u
 #define SIGNALS 64 /* that the kernel has */
+#ifndef GUEST_DUMPABLE
+#define GUEST_DUMPABLE 0
+#endif
 #ifdef GUEST_KEEPS_DESCRIPTORS
 #define LISTENER_DUPLICATE F_DUPFD
 #else
@@ -124,12 +128,14 @@ static void become(unsigned uid)
 	guest.house.changes_user = uid != UINT32_MAX || getuid() == 0;
 	if (uid != UINT32_MAX && !privilege_drop_to(uid, &fault))
 		die(fault.text, fault.error);
-	guest.house.own_uid = getuid();
-#ifndef GUEST_DUMPABLE
-	/* After the change of user, which sets it anew. */
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
-		die("become undumpable", errno);
+#ifndef GUEST_SHARES_UID
+	if (uid != UINT32_MAX && uid != 0 && !ownuid_reserve(uid, &fault))
+		die(fault.text, fault.error);
 #endif
+	guest.house.own_uid = getuid();
+	/* After the change of user, which sets it anew. */
+	if (prctl(PR_SET_DUMPABLE, GUEST_DUMPABLE, 0, 0, 0) != 0)
+		die("become undumpable", errno);
 }
 
 static void silence(void)

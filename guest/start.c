@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #define ARGUMENT_BYTES_MAX (128u * KIB) /* the kernel's bound of one argument, its final zero included */
@@ -91,6 +92,16 @@ static bool read_fields(struct start *start, const struct frame *frame, struct f
 	return true;
 }
 
+/* What a program may open is also what it may use: a lower soft limit would be a bound that nobody asked for. */
+static struct rlimit files_of(const struct house *house, const struct frame *frame)
+{
+	uint64_t wanted = frame_number(frame, TAG_OPEN_FILES, 0);
+	if (wanted == 0)
+		return house->files;
+	rlim_t files = wanted < house->files.rlim_max ? (rlim_t)wanted : house->files.rlim_max;
+	return (struct rlimit){.rlim_cur = files, .rlim_max = files};
+}
+
 bool start_prepare(struct start *start, const struct house *house, struct frame *frame)
 {
 	struct field field, shell = {0};
@@ -98,6 +109,7 @@ bool start_prepare(struct start *start, const struct house *house, struct frame 
 	char *user = NULL;
 	start->script_fd = -1;
 	start->cwd = "/";
+	start->files = files_of(house, frame);
 	for (size_t at = 0; frame_next(frame, &at, &field);) {
 		args += field.tag == TAG_ARG ? 1 : 0;
 		env_count += field.tag == TAG_ENV ? 1 : 0;
@@ -179,6 +191,17 @@ static const char *search_path(char *const *environment)
 	return DEFAULT_PATH;
 }
 
+/* The kernel says of a directory what it says of a file that may not be run. */
+static void try_program(const char *path, char *const *argv, char *const *environment)
+{
+	struct stat what;
+	(void)execve(path, argv, environment);
+	if (errno == EACCES) {
+		bool directory = stat(path, &what) == 0 && S_ISDIR(what.st_mode);
+		errno = directory ? EISDIR : EACCES;
+	}
+}
+
 /* Comes back only when no candidate could be run, with the reason that says most. */
 static void run_program(char *const *argv, char *const *environment)
 {
@@ -186,7 +209,7 @@ static void run_program(char *const *argv, char *const *environment)
 	const char *name = argv[0];
 	int reason = ENOENT;
 	if (strchr(name, '/') != NULL || *name == '\0') {
-		(void)execve(name, argv, environment);
+		try_program(name, argv, environment);
 		return;
 	}
 	for (const char *place = search_path(environment); place != NULL;) {
@@ -213,7 +236,7 @@ static int child_main(void *argument)
 	sigset_t none;
 	(void)setsid();
 	raise_oom_score();
-	(void)setrlimit(RLIMIT_NOFILE, &child->house->files);
+	(void)setrlimit(RLIMIT_NOFILE, &start->files);
 	if (!wire(child))
 		return refuse(child, "pipe", "descriptors of the command");
 	if (!privilege_become(child->house, &start->identity))

@@ -5,12 +5,14 @@
 #include "keeper.h"
 #include "user.h"
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 struct start {
 	char **argv, **envp;
 	const char *cwd;
 	struct identity identity;
+	struct rlimit files;
 	int script_fd; /* the program of a shell that is too long for an argument; else -1 */
 	char *script_argv[4], environment[3][320];
 	struct fault fault;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
+from cloudyard.edge.host import loops, syscalls
 from support import REPOSITORY, yard_groups
 
 POOL_SIZE = 3
@@ -33,12 +35,27 @@ def options_in(directory: Path, programs: Path) -> ContainerOptions:
     )
 
 
+def disk_names(options: ContainerOptions) -> list[str]:
+    """Disks of this yard's sandboxes: in its directory, and in its pool as long as somebody uses that."""
+    names = os.listdir(options.boxes) if options.boxes.exists() else []
+    if options.disk_pool.exists():
+        with open(options.disk_pool, "rb") as file:
+            found = loops.find(file.fileno())
+        if found is not None:
+            device, name = found
+            mount = syscalls.new_mount("btrfs", name, attributes=0, options=())
+            os.close(device)
+            names += os.listdir(f"/proc/self/fd/{mount}")
+            os.close(mount)
+    return names
+
+
 def places(options: ContainerOptions) -> dict[str, set[str]]:
     """What is on the host of each slot of this yard."""
     groups = [group for parent in yard_groups(options.tag) for group in parent.glob("*/")]
     return {
         "cgroups": {group.name for group in groups},
-        "boxes": {path.name for path in options.boxes.glob("*")},
+        "disks": set(disk_names(options)),
         "sockets": {path.stem for path in options.guests.glob("*")},
     }
 

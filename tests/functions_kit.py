@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -12,7 +12,7 @@ from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.edge.functions import Functions
 from cloudyard.images.depot import Depot
 from cloudyard.model import CallResult, CallSpec, Case, CaseResult, normalised_call
-from support import yard_groups
+from support import comm, yard_pids
 
 EDGE = "e1"
 CORES = 1.0  # so that there are two workers
@@ -46,15 +46,11 @@ class Calls:
 def hosts(options: ContainerOptions) -> list[int]:
     """Host pids of the programs in this yard's workers that make cells: Python, begun by a guest's keeper."""
     found = []
-    listed = [path for group in yard_groups(options.tag) for path in group.glob("**/cgroup.procs")]
-    for pid in {pid for path in listed for pid in path.read_text().split()}:
-        try:
-            parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
-            of_guest = Path(f"/proc/{parent}/comm").read_text().strip() == "keeper"  # it holds commands
-            if of_guest and Path(f"/proc/{pid}/comm").read_text().startswith("python"):
-                found.append(int(pid))
-        except OSError:
-            continue
+    for pid in yard_pids(options.tag):
+        with suppress(OSError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            if comm(parent) == "keeper" and comm(pid).startswith("python"):  # the guest's hand on a command
+                found.append(pid)
     return found
 
 

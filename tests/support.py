@@ -117,6 +117,20 @@ def yard_groups(tag: str) -> list[Path]:
     return [group for name in names for group in root.glob(name)]
 
 
+def yard_pids(tag: str) -> set[int]:
+    """Host pids of all processes in the yard's cgroups, which come and go meanwhile."""
+    found: set[int] = set()
+    for group in yard_groups(tag):
+        for root, _, _ in os.walk(group):  # which passes over what has gone
+            found |= {int(pid) for pid in _read(f"{root}/cgroup.procs").split()}
+    return found
+
+
+def comm(pid: int) -> str:
+    """The name that a process goes by; empty when it has ended."""
+    return _read(f"/proc/{pid}/comm").strip()
+
+
 def take_census(token: str) -> Census:
     """Count what carries the token. Other yards on the machine do not disturb it."""
     pids = dict(_processes(token))

@@ -43,13 +43,14 @@ class CloudyardError(Exception):
         code: stable snake_case name of this very failure, such as `image_not_found`; else the class's own.
         hint: one sentence: what the reader can do about it.
         retry_safe: whether sending the same call again is harmless and may help.
-        fault: `policy` where it is the agent's doing, `infra` where it is ours; the class's own if left out.
+        fault: `policy` where it is the doing of whoever asked, `infra` where it is ours, such as a machine
+            that is full; the class's own if left out.
     """
 
     kind: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retry_default: ClassVar[bool] = False
-    fault_default: ClassVar[Literal["policy", "infra"] | None] = None
+    fault_default: ClassVar[Literal["policy", "infra"]] = "infra"
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class CloudyardError(Exception):
         self.code = code or self.kind
         self.hint = hint
         self.retry_safe = self.retry_default if retry_safe is None else retry_safe
-        self.fault = fault or self.fault_default or ("infra" if type(self) is CloudyardError else None)
+        self.fault = fault or self.fault_default
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
@@ -76,6 +77,7 @@ class InvalidRequest(CloudyardError):
 
     kind = "invalid_request"
     status = 400
+    fault_default = "policy"
 
 
 class Unauthorized(CloudyardError):
@@ -83,6 +85,7 @@ class Unauthorized(CloudyardError):
 
     kind = "unauthorized"
     status = 401
+    fault_default = "policy"
 
 
 class Forbidden(CloudyardError):
@@ -90,6 +93,7 @@ class Forbidden(CloudyardError):
 
     kind = "forbidden"
     status = 403
+    fault_default = "policy"
 
 
 class NotFound(CloudyardError):
@@ -97,6 +101,7 @@ class NotFound(CloudyardError):
 
     kind = "not_found"
     status = 404
+    fault_default = "policy"
 
 
 class Conflict(CloudyardError):
@@ -104,6 +109,7 @@ class Conflict(CloudyardError):
 
     kind = "conflict"
     status = 409
+    fault_default = "policy"
 
 
 class LimitExceeded(CloudyardError):
@@ -111,6 +117,7 @@ class LimitExceeded(CloudyardError):
 
     kind = "limit_exceeded"
     status = 429
+    fault_default = "policy"
 
 
 class Unsupported(CloudyardError):
@@ -118,6 +125,7 @@ class Unsupported(CloudyardError):
 
     kind = "unsupported"
     status = 501
+    fault_default = "policy"
 
 
 class SandboxUnavailable(CloudyardError):

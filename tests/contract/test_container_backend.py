@@ -77,7 +77,7 @@ class TestContainer(SandboxContract):
             return str(found)
         if trash := os.listdir(self.options.trash):
             return f"trash: {trash}"
-        return str(live_slots() & {int(name) for name in found["boxes"]} or "")
+        return str(live_slots() & {int(name) for name in found["disks"]} or "")
 
 
 async def test_layers_through_loop_devices_free_them_at_the_end(
@@ -164,7 +164,7 @@ async def test_an_edge_killed_at_any_moment_leaves_nothing_that_the_next_does_no
             await backend.sweep({facts.slot})
             assert (await run(instance, "/bin/true")).exit_code == 0
             await instance.stop()
-    assert places(options) == {"cgroups": set(), "boxes": set(), "sockets": set()}
+    assert places(options) == {"cgroups": set(), "disks": set(), "sockets": set()}
 
 
 async def test_yards_live_side_by_side_with_slots_of_their_own(
@@ -204,7 +204,7 @@ async def test_a_machine_without_free_slots_says_who_has_them(
         with pytest.raises(LimitExceeded, match="holder") as caught:
             await backend.create(new_id(), SPEC, image)
         assert caught.value.code == "no_slot"
-        assert places(options) == {"cgroups": set(), "boxes": set(), "sockets": set()}
+        assert places(options) == {"cgroups": set(), "disks": set(), "sockets": set()}
     holder.close()
 
 
@@ -217,7 +217,7 @@ async def test_a_guest_that_ends_at_once_is_told_with_its_last_words(
     async with maker(replace(options, guest=script), depot)() as backend:
         with pytest.raises(SandboxUnavailable, match="the guest has no heart"):
             await backend.create(new_id(), SPEC, image)
-        await wait_until(lambda: len(places(options)["boxes"]) == POOL_SIZE, "only parked launchers are left")
+        await wait_until(lambda: len(places(options)["disks"]) == POOL_SIZE, "only parked launchers are left")
 
 
 async def test_a_run_directory_that_is_too_long_is_refused(options: ContainerOptions, depot: Path) -> None:

@@ -17,7 +17,7 @@ from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
 from cloudyard.images.depot import Depot
 from cloudyard.model import MIB, Image, SandboxSpec
 from cloudyard.testing.backend_contract import new_id
-from support import wait_until, yard_groups
+from support import comm, wait_until, yard_groups, yard_pids
 
 pytestmark = pytest.mark.live
 STOCK = 2
@@ -33,14 +33,7 @@ async def stocked(options: ContainerOptions, depot: Path) -> AsyncIterator[Conta
 
 def guests(options: ContainerOptions) -> set[int]:
     """Host pids of the yard's PID 1s: the processes in its cgroups that are no launchers."""
-    found = set()
-    for path in [path for group in yard_groups(options.tag) for path in group.glob("*/cgroup.procs")]:
-        try:
-            pids = path.read_text().split()
-            found |= {int(pid) for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "guest"}
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+    return {pid for pid in yard_pids(options.tag) if comm(pid) == "guest"}
 
 
 def ready(backend: ContainerBackend) -> int:

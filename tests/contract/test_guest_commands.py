@@ -115,7 +115,7 @@ def test_what_cannot_be_run_is_told_by_errno(client: GuestClient, tmp_path: Path
         ("no-such-program",): errno.ENOENT,
         ("/no/such/program",): errno.ENOENT,
         ("",): errno.ENOENT,
-        ("/etc",): errno.EACCES,
+        ("/etc",): errno.EISDIR,
         ("/etc/passwd/x",): errno.ENOTDIR,
         (str(plain),): errno.EACCES,
         (str(script),): errno.ENOEXEC,
@@ -238,6 +238,13 @@ def test_it_has_a_session_default_signals_and_no_descriptor_of_ours(client: Gues
     masks = dict(zip(lines[3::2], lines[4::2], strict=True))
     assert int(masks[b"SigBlk:"], 16) == int(masks[b"SigIgn:"], 16) == 0
     assert client.run(2, "set -- $(cat /proc/$$/stat); [ $1 = $5 ] && [ $1 = $6 ]").exit_code == 0
+
+
+def test_a_limit_of_open_files_is_soft_and_hard_and_never_over_the_guests_own(client: GuestClient) -> None:
+    told = client.run(1, "ulimit -Sn; ulimit -Hn", open_files=64)
+    assert told.stdout.split() == [b"64", b"64"]
+    least = client.run(2, "ulimit -Hn").stdout
+    assert client.run(3, "ulimit -Hn", open_files=1 << 62).stdout == least
 
 
 def test_processor_time_and_peak_memory_are_of_all_it_waited_for(client: GuestClient) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import cloudyard
 from cloudyard import errors
-from cloudyard.sdk import blocking, client, process, sandbox
+from cloudyard.sdk import blocking, client, process, sandbox, session
 from support import REPOSITORY
 
 IMPORT_MS_MAX = 150.0
@@ -25,6 +25,8 @@ PUBLIC = {
     "Process",
     "Pty",
     "Sandbox",
+    "Session",
+    "SessionResult",
     "Transfer",
     "Yard",
     "__version__",
@@ -58,6 +60,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         cloudyard.nothing_like_this  # noqa: B018
 
 
+def test_every_error_says_whose_doing_it_is() -> None:
+    ours = {"CloudyardError", "SandboxUnavailable", "YardUnavailable"}
+    for name in sorted(set(errors.__all__) - {"error_from_wire"}):
+        error = getattr(errors, name)("Something failed.")
+        assert error.fault == ("infra" if name in ours else "policy"), name
+        assert getattr(errors, name)("Something failed.", fault="infra").fault == "infra"
+
+
 @pytest.mark.parametrize("code", ["import cloudyard", "from cloudyard.cli import main; main(['--version'])"])
 def test_starting_is_cheap(code: str) -> None:
     """The best of five processes, by their own CPU time: this machine may be busy."""
@@ -88,6 +98,7 @@ def test_help_lists_every_command() -> None:
         (blocking.Yard, client.Yard),
         (blocking.Sandbox, sandbox.Sandbox),
         (blocking.Process, process.Process),
+        (blocking.Session, session.Session),
     ],
 )
 def test_the_blocking_facade_has_every_public_member_with_its_docstring(plain: type, behind: type) -> None:
@@ -98,7 +109,7 @@ def test_the_blocking_facade_has_every_public_member_with_its_docstring(plain: t
 
 
 def test_every_public_member_has_a_docstring() -> None:
-    for cls in (client.Yard, sandbox.Sandbox, process.Process, process.Completed):
+    for cls in (client.Yard, sandbox.Sandbox, process.Process, process.Completed, session.Session):
         for name, value in vars(cls).items():
             if not name.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert inspect.getdoc(value), f"{cls.__name__}.{name}"

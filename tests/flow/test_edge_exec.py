@@ -64,11 +64,18 @@ async def test_environment_of_sandbox_and_command_are_laid_over_the_images(kit: 
 
 
 @pytest.mark.parametrize(
-    ("argv", "code"), [(["no-such-program"], 127), (["/etc/passwd"], 126), (["/etc"], 126)]
+    ("argv", "code", "name"),
+    [
+        (["no-such-program"], 127, "program_not_found"),
+        (["/etc/passwd"], 126, "not_executable"),
+        (["/etc"], 126, "is_a_directory"),
+    ],
 )
-async def test_a_command_that_cannot_start_is_the_callers_fault(box: Box, argv: list[str], code: int):
+async def test_a_command_that_cannot_start_is_the_callers_fault(
+    box: Box, argv: list[str], code: int, name: str
+):
     done = await box.get(ExecResult, Exec(command=CommandSpec(argv=argv)))
-    assert done.exit_code == code
+    assert (done.exit_code, done.error_code) == (code, name)
     assert done.error
     assert done.fault is not None
     assert (done.fault.label, done.fault.reason) == ("policy", "not_started")
@@ -84,7 +91,7 @@ async def test_a_missing_directory_is_named(box: Box):
 async def test_a_background_command_that_cannot_start_is_an_error_and_frees_its_place(box: Box):
     with pytest.raises(InvalidRequest) as caught:
         await box.get(CommandInfo, Start(command=CommandSpec(argv=["no-such-program"])))
-    assert caught.value.code == "not_started"
+    assert caught.value.code == "program_not_found"
     assert (await box.run("true")).exit_code == 0
 
 

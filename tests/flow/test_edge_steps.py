@@ -86,7 +86,7 @@ async def test_every_operation_is_numbered_and_bad_ones_are_not(box: Box):
     with pytest.raises(InvalidRequest):
         await box.do(Stat(path="relative"))
     with pytest.raises(LimitExceeded):
-        await box.run("true", stdin=bytes(800_000))
+        await box.run("true", stdin=bytes(3_000_000))
     steps = [(await box.run("true")).step, (await box.get(CommandList, ListCommands())).step]
     steps.append((await box.start("sleep 100", key="s")).step)
     assert steps == [1, 2, 3]

@@ -20,7 +20,7 @@ from cloudyard import (
     YardUnavailable,
     connect,
 )
-from cloudyard.errors import CloudyardError
+from cloudyard.errors import CloudyardError, SandboxUnavailable
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
     AnyOp,
@@ -127,12 +127,23 @@ async def test_a_yard_that_says_try_again_is_asked_again_with_the_same_key() -> 
     assert len(server.seen) == 3
 
 
-async def test_an_error_that_is_not_safe_to_retry_is_raised_at_once() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        YardUnavailable("It may have been done.", code="answer_lost", retry_safe=False),
+        YardUnavailable("The caller's own doing.", retry_safe=True, fault="policy"),
+        SandboxUnavailable("Gone, and by our fault."),
+        LimitExceeded(
+            "No room for it now.", retry_safe=True, fault="infra"
+        ),  # its caller knows what it is worth
+    ],
+)
+async def test_what_is_not_both_ours_and_safe_to_repeat_is_raised_at_once(error: CloudyardError) -> None:
     async def refuse(op: AnyOp, key: str) -> AnyResult:
-        raise YardUnavailable("It may have been done.", code="answer_lost", retry_safe=False)
+        raise error
 
     async with scripted(refuse) as (server, yard):
-        with pytest.raises(YardUnavailable, match="may have been done"):
+        with pytest.raises(type(error), match=error.message):
             await box_of(yard).run("true")
         assert len(server.seen) == 1
 

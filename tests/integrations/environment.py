@@ -18,7 +18,7 @@ from support import BUILD_DIR, REPOSITORY
 
 HERE = Path(__file__).resolve().parent
 INSTALL_S = 180.0
-CHECKS_S = 180.0
+CHECKS_S = 240.0
 NOWHERE = "http://127.0.0.1:9"  # a proxy that nobody serves: whoever asks for the Internet is refused at once
 
 

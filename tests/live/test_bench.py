@@ -71,7 +71,7 @@ def test_an_unknown_image_is_refused_and_the_yard_is_taken_down(depot: Path) -> 
     before = own_yards()
     done = bench("--quick", "--depot", str(depot), "--image", "nowhere")
     assert done.returncode == 1
-    assert "no image 'nowhere' (images there: debian)" in done.stderr
+    assert "no image 'nowhere' (images there: " in done.stderr
     assert own_yards() <= before
 
 

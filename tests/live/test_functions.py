@@ -370,7 +370,7 @@ async def test_workers_of_a_killed_edge_are_swept_by_the_next(
     finally:
         edge.kill()
         edge.wait()
-    assert places(node)["boxes"]
+    assert places(node)["disks"]
     await sweep(node)
     assert not any(places(node).values())
     async with calls_in(node, depot) as calls:

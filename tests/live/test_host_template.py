@@ -78,6 +78,7 @@ async def test_only_what_bubblewrap_needs_is_in_the_template(boxes: Path) -> Non
         "layers",
         "lower",
         "filters",
+        "pts",
         "nothing",
         "nowhere",
     }

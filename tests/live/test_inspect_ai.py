@@ -9,7 +9,7 @@ import pytest
 from integrations.environment import run_checks
 from yards import TestYard
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]  # the first to run builds the image, too
 
 
 def test_inspect_ai_accepts_a_yards_sandboxes_and_reaches_full_marks_in_them(

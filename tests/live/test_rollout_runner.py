@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 import support
-from cloudyard.errors import Conflict, InvalidRequest, LimitExceeded
+from cloudyard.errors import InvalidRequest, LimitExceeded
 from cloudyard.rollout import agents, journal, runner
 from cloudyard.rollout.attempt import RUN_LABEL
 from cloudyard.rollout.records import Attempt
@@ -269,10 +269,10 @@ async def test_another_configuration_on_the_same_directory_is_refused_in_a_sente
             ([load(directory)], [ORACLE], {"attempts": 1}, "its agents are nop"),
             ([other], [NOP], {"attempts": 1}, "tasks other, t are not in both"),
         ):
-            with pytest.raises(Conflict, match=said):
+            with pytest.raises(InvalidRequest, match=said):
                 await runner.run(client, tasks, chosen, out=out, **options)  # type: ignore[arg-type]
         (directory / "tests" / "expected").write_text("changed")
-        with pytest.raises(Conflict, match="files of the task t have changed"):
+        with pytest.raises(InvalidRequest, match="files of the task t have changed"):
             await runner.run(client, [load(directory)], [NOP], out=out, attempts=1)
 
 

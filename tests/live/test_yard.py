@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 import support
+from cloudyard.assemble import children
 from cloudyard.fabric import find_nats_server
 from yards import TestYard, new_yard
 
@@ -49,6 +50,28 @@ async def test_a_command_runs_from_up_to_down(yard: TestYard) -> None:
         assert (result.stdout, result.exit_code) == (b"42\n", 0)
     assert yard.down().returncode == 0
     assert yard.pids() == {}
+
+
+async def test_a_yard_with_a_damaged_configuration_goes_down_and_comes_up_again(yard: TestYard) -> None:
+    assert yard.up().returncode == 0
+    async with yard.connect() as client:
+        await client.create("debian")
+    config = yard.config
+    config.paths.config.write_text('{"state": "/tmp')
+    again = yard.up()
+    assert again.returncode == 2
+    assert "cloudyard down stops that yard all the same" in again.stderr
+    done = yard.down()
+    assert done.returncode == 0, done.stderr
+    assert "cannot be read" in done.stdout
+    assert not any(children.find(plan) for plan in children.plans(config))
+    assert not config.paths.run.exists()
+    assert yard.up().returncode == 0
+    async with yard.connect() as client, client.sandbox(image="debian") as box:
+        assert (await box.run("true")).ok
+    (yard.state / "yard.json").write_text('{"state": "/tmp')
+    assert yard.down("--purge").returncode == 0
+    assert not yard.state.exists()
 
 
 async def test_killing_all_ends_what_runs_and_what_hides_and_leaves_files(yard: TestYard) -> None:

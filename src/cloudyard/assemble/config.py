@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from cloudyard.errors import InvalidRequest, NotFound
+from cloudyard.model import MIB, parse_size
 
 STATE_DEFAULT = Path("/var/lib/cloudyard")
 RUN_DEFAULT = Path("/run/cloudyard")
@@ -25,6 +26,7 @@ PORT_DEFAULT = 8470
 EDGE_DEFAULT = "e1"
 CPU_OVERCOMMIT = 100.0  # a sandbox waits for its model most of the time
 MEMORY_OVERCOMMIT = 4.0  # and uses a small part of what it may
+DISK_POOL_MIN_BYTES = 256 * MIB
 OVERCOMMIT_MIN = 0.01
 OVERCOMMIT_MAX = 10_000.0
 SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
@@ -50,6 +52,9 @@ class YardConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cores promised to sandboxes, for each that there is."""
     memory_overcommit: float = MEMORY_OVERCOMMIT
     """Bytes of memory promised to sandboxes, for each that there is."""
+
+    disk_pool_bytes: int | None = None
+    """What the pool of sandboxes' disks may take of this machine's; None: all but a reserve; 0: no pool."""
 
     @property
     def url(self) -> str:
@@ -137,6 +142,7 @@ def make_config(
     nats_url: str = "",
     cpu_overcommit: float = CPU_OVERCOMMIT,
     memory_overcommit: float = MEMORY_OVERCOMMIT,
+    disk_pool: str = "",
 ) -> YardConfig:
     """A configuration from what `up` was told, with the rest filled in.
 
@@ -174,7 +180,19 @@ def make_config(
         nats_url=nats_url,
         cpu_overcommit=cpu_overcommit,
         memory_overcommit=memory_overcommit,
+        disk_pool_bytes=_pool_size(disk_pool) if disk_pool else None,
     )
+
+
+def _pool_size(text: str) -> int:
+    size = parse_size(text, what="--disk-pool")
+    if 0 < size < DISK_POOL_MIN_BYTES:
+        raise InvalidRequest(
+            f"--disk-pool is {text}.",
+            code="bad_disk_pool",
+            hint=f"At least {DISK_POOL_MIN_BYTES // MIB}MiB; or 0: no pool, and disks without limits.",
+        )
+    return size
 
 
 def _refuse_overlap(state: Path, run: Path, depot: Path) -> None:
@@ -237,7 +255,7 @@ def load_config(state: Path) -> YardConfig:
         raise InvalidRequest(
             f"The yard's configuration {path} cannot be read: {exc}.",
             code="bad_yard_config",
-            hint="cloudyard down --purge removes that yard.",
+            hint="cloudyard down stops that yard all the same, and the next cloudyard up writes it anew.",
         ) from exc
 
 

@@ -13,7 +13,7 @@ from anyio import to_thread
 from msgspec import Struct
 
 from cloudyard.assemble.config import make_config
-from cloudyard.assemble.edge_main import BINARIES, container_backend
+from cloudyard.assemble.edge_main import BINARIES, container_backend, lxcfs_program
 from cloudyard.assemble.yard import Say
 from cloudyard.core.doctor import Bound, Finding, HostFacts, bounds, judge, verdict
 from cloudyard.edge.host.probe import probe_host
@@ -72,7 +72,7 @@ def read_facts(state: Path) -> HostFacts:
         nats_server = str(find_nats_server())
     except Unsupported:
         nats_server = ""
-    return probe_host(state, nats_server=nats_server, binaries=BINARIES)
+    return probe_host(state, nats_server=nats_server, binaries=BINARIES, lxcfs=lxcfs_program())
 
 
 async def try_sandbox(where: Path) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,15 @@ def container_options(config: YardConfig) -> ContainerOptions:
         run=config.paths.run,
         launcher=BINARIES / "launch",
         guest=BINARIES / "guest",
+        disk_pool_bytes=config.disk_pool_bytes,
+        lxcfs=lxcfs_program(),
     )
+
+
+def lxcfs_program() -> Path | None:
+    """The program lxcfs: the system's, or what scripts/setup fetched."""
+    found = shutil.which("lxcfs", path=f"/usr/bin:/usr/local/bin:{BINARIES / 'lxcfs'}")
+    return Path(found) if found else None
 
 
 def make_edge(config: YardConfig, backend: ContainerBackend, functions: Functions | None = None) -> Edge:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from cloudyard.assemble.config import YardConfig, YardPaths, load_config, write_private
+from cloudyard.assemble.config import YardConfig, YardPaths, load_config, make_config, write_private
 from cloudyard.errors import CloudyardError, Conflict, InvalidRequest
 
 MARKER = ".cloudyard"
@@ -33,6 +33,8 @@ class Mark(Struct, frozen=True, kw_only=True):
     """State directory of the yard that has it."""
     made: bool
     """Whether the yard made the directory itself."""
+    run: str = ""
+    """Run directory of the yard, for who finds its configuration damaged."""
 
 
 def take(config: YardConfig, *, mode: int) -> list[Path]:
@@ -52,7 +54,7 @@ def take(config: YardConfig, *, mode: int) -> list[Path]:
     fresh: list[Path] = []
     try:
         for directory, wanted in ((paths.state, mode), (paths.run, 0o700)):
-            if _take(directory, state=config.state):
+            if _take(directory, config):
                 fresh.append(directory)
             mark = read_mark(directory)
             if mark is not None and mark.made:
@@ -115,7 +117,7 @@ def _is_depot(path: Path) -> bool:
     return path.is_dir() and set(os.listdir(path)) <= DEPOT_PARTS
 
 
-def _take(directory: Path, *, state: str) -> bool:
+def _take(directory: Path, config: YardConfig) -> bool:
     """Make and mark the directory. False when it was marked already."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -123,16 +125,18 @@ def _take(directory: Path, *, state: str) -> bool:
         made = True
     except FileExistsError:
         made = os.listdir(directory) == ["depot"]  # `image build` made it
-    if read_mark(directory) is not None:
+    before = read_mark(directory)
+    mark = Mark(state=config.state, made=before.made if before else made, run=config.run)
+    if before == mark:
         return False
     try:
-        write_private(directory / MARKER, msgspec.json.encode(Mark(state=state, made=made)))
+        write_private(directory / MARKER, msgspec.json.encode(mark))
     except OSError:
         with suppress(OSError):
             if made:
                 directory.rmdir()
         raise
-    return True
+    return before is None
 
 
 def read_mark(directory: Path) -> Mark | None:
@@ -141,6 +145,12 @@ def read_mark(directory: Path) -> Mark | None:
         return msgspec.json.decode((directory / MARKER).read_bytes(), type=Mark)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def salvage(state: Path) -> YardConfig | None:
+    """What lowering a yard needs of a configuration, by its directory's mark; nothing where there is none."""
+    mark = read_mark(state)
+    return make_config(state=state, run=Path(mark.run) if mark.run else None, depot=None) if mark else None
 
 
 def give_back(paths: YardPaths, directories: Sequence[Path]) -> None:
@@ -157,7 +167,7 @@ def remove_run(paths: YardPaths) -> None:
     mark = read_mark(paths.run)
     if mark is not None and mark.state != str(paths.state):
         return
-    for directory in (paths.children, paths.run / "guests"):
+    for directory in (paths.children, paths.run / "guests", paths.run / "lxcfs"):
         shutil.rmtree(directory, ignore_errors=True)
     _unmark(paths.run)
 

@@ -50,6 +50,16 @@ READY_S = 30.0  # from the supervisor's start to a gateway that knows an edge
 READY_POLL_S = 0.05
 RESTARTS_MAX = 4  # starts of one child while waiting: more means that it cannot run
 STOP_S = 20.0  # for the supervisor to end its children
+SETTINGS = (
+    "run",
+    "depot",
+    "host",
+    "port",
+    "nats_url",
+    "cpu_overcommit",
+    "memory_overcommit",
+    "disk_pool_bytes",
+)  # which a running yard must agree on with who wants it up
 SWEEP_S = 120.0  # for thousands of sandboxes to go
 GONE_S = 20.0  # for the kernel to take away what was killed
 LOG_TAIL_LINES = 8
@@ -225,11 +235,7 @@ def _plan(config: YardConfig, name: str) -> ChildPlan:
 
 def _same_settings(config: YardConfig) -> None:
     there = load_config(config.paths.state)
-    differing = [
-        name
-        for name in ("run", "depot", "host", "port", "nats_url", "cpu_overcommit", "memory_overcommit")
-        if getattr(there, name) != getattr(config, name)
-    ]
+    differing = [name for name in SETTINGS if getattr(there, name) != getattr(config, name)]
     if differing:
         settings = ", ".join(f"{name} {getattr(there, name) or 'its own'}" for name in differing)
         raise Conflict(

@@ -21,6 +21,16 @@ from cloudyard.rollout.records import Action, Attempt, BrokenLine, Phase, Run
 from cloudyard.rollout.summary import Row, Summary
 
 SENTENCES_MAX = 20  # below the table; the JSONL has all
+NUMBERS = (
+    "\ntried",
+    "mean\nreward",
+    "\nvoid",
+    "no\nreward",
+    "agent\nbroke",
+    "cpu\ns",
+    "wall\ns",
+    "\nactions",
+)
 OUTPUT_LINES_MAX = 30  # of one stream of one action in a story
 
 
@@ -71,20 +81,11 @@ class Report(Struct, frozen=True, kw_only=True):
             console.print(Text(plain(sentence)), soft_wrap=True)
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for name in ("task", "agent"):
+        table = Table(box=None, pad_edge=False, collapse_padding=True)
+        for name in ("\ntask", "\nagent"):
             table.add_column(name, overflow="fold")
-        for name in (
-            "attempts",
-            "mean reward",
-            "void",
-            "no reward",
-            "agent broke",
-            "cpu s",
-            "wall s",
-            "actions",
-        ):
-            table.add_column(name, justify="right")
+        for name in NUMBERS:  # these stay whole on a narrow terminal, and names are folded
+            table.add_column(name, justify="right", no_wrap=True)
         for row in self.summary.rows:
             table.add_row(*map(plain, _cells(row)))
         if len(self.run.tasks) > 1:

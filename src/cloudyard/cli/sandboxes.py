@@ -10,7 +10,7 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import msgspec
@@ -20,7 +20,7 @@ from cloudyard.cli.lease import LEASE_S, Leased, leased, until_told_to_end
 from cloudyard.cli.results import EXIT_TIMED_OUT, spelt_out
 from cloudyard.cli.terminal import READ_BYTES, STDERR, STDIN, STDOUT, Parting, converse, put
 from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded
-from cloudyard.model import OUTPUT_LIMIT_MAX_BYTES, SandboxInfo
+from cloudyard.model import OUTPUT_LIMIT_MAX_BYTES, SandboxInfo, StartError
 from cloudyard.sdk.client import SandboxOptions, Yard, connect
 from cloudyard.sdk.process import Completed, Process
 from cloudyard.sdk.sandbox import Sandbox
@@ -46,6 +46,9 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     )
     _add_sandbox_arguments(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="kill the command after so many seconds")
+    parser.add_argument(
+        "--no-output-timeout", type=float, metavar="S", help="kill it once it has written nothing for so long"
+    )
     parser.add_argument("--stdin", action="store_true", help="give it this program's standard input")
     parser.add_argument("--json", action="store_true", help="print one JSON object when it has ended")
     parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="the command and its arguments")
@@ -62,7 +65,13 @@ def run_run(args: Namespace) -> int:
 
 
 async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
-    how: dict[str, Any] = {"timeout_s": args.timeout, "env": _env(args), "cwd": args.cwd, "user": args.user}
+    how: dict[str, Any] = {
+        "timeout_s": args.timeout,
+        "no_output_timeout_s": args.no_output_timeout,
+        "env": _env(args),
+        "cwd": args.cwd,
+        "user": args.user,
+    }
     async with connect() as yard, _sandbox(yard, args) as box:
         try:
             if args.json:
@@ -71,7 +80,7 @@ async def _run(args: Namespace, command: str | list[str], stdin: bytes) -> int:
                 return exit_code_of(done)
             done, cut = await _run_streaming(box, command, with_stdin=args.stdin, how=how)
         except InvalidRequest as error:
-            if error.code != "not_started":
+            if error.code not in get_args(StartError):
                 raise
             print(f"cloudyard: {error.message} {_hint_of_cwd(error.message, args)}".rstrip(), file=sys.stderr)
             return EXIT_NOT_STARTED
@@ -154,9 +163,13 @@ def _explain(done: Completed) -> None:
     if done.error:
         reasons.append(f"the command did not start: {done.error}")
     if done.timed_out:
-        reasons.append(f"the command was killed after its timeout, {done.duration_s:.1f} s")
+        silent = done.fault is not None and done.fault.reason == "no_output"
+        why = "for its silence" if silent else "after its timeout"
+        reasons.append(f"the command was killed {why}, {done.duration_s:.1f} s")
     if done.oom:
         reasons.append("the sandbox's memory limit killed a process in the sandbox")
+    if "pids" in done.limits_hit:
+        reasons.append("the sandbox's limit of processes refused some while it ran")
     if done.fault is not None and done.fault.label == "infra":
         reasons.append(f"the yard is at fault: {done.fault.reason} {done.fault.evidence}".rstrip())
     for reason in reasons:
@@ -320,7 +333,19 @@ def _add_sandbox_arguments(parser: ArgumentParser, *, existing: bool = True) -> 
     )
     parser.add_argument("--memory", metavar="SIZE", help="of a new sandbox, such as 512MiB")
     parser.add_argument("--swap", metavar="SIZE", help="of a new sandbox, beyond its memory (none)")
+    parser.add_argument(
+        "--lxcfs",
+        action="store_true",
+        help="a new sandbox's /proc tells its own memory, processors and uptime",
+    )
+    parser.add_argument("--disk", metavar="SIZE", help="of a new sandbox: what it may write, such as 2GiB")
     parser.add_argument("--pids", type=int, metavar="N", help="of a new sandbox: processes and threads")
+    parser.add_argument("--open-files", type=int, metavar="N", help="of a new sandbox: of each process")
+    parser.add_argument(
+        "--user-namespaces",
+        action="store_true",
+        help="programs in a new sandbox may make them (browsers)",
+    )
     parser.add_argument("--max-ttl", type=float, metavar="S", help="of a new sandbox: its longest life")
     parser.add_argument(
         "--lease",
@@ -357,8 +382,16 @@ def _leased(yard: Yard, args: Namespace) -> AbstractAsyncContextManager[Leased]:
         options["memory"] = args.memory
     if args.swap is not None:
         options["swap"] = args.swap
+    if args.lxcfs:
+        options["lxcfs"] = True
+    if args.disk is not None:
+        options["disk"] = args.disk
     if args.pids is not None:
         options["pids"] = args.pids
+    if args.open_files is not None:
+        options["open_files"] = args.open_files
+    if args.user_namespaces:
+        options["user_namespaces"] = True
     if args.max_ttl is not None:
         options["max_ttl_s"] = args.max_ttl
     return leased(yard, args.image, lease_s=args.lease, **options)

@@ -68,6 +68,12 @@ def add_up_arguments(parser: ArgumentParser) -> None:
         help=f"memory promised to sandboxes for each byte there is ({MEMORY_OVERCOMMIT:g})",
     )
     parser.add_argument(
+        "--disk-pool",
+        default="",
+        metavar="SIZE",
+        help="of this machine's disk for those of sandboxes, such as 200GiB (all but a reserve; 0: no limit)",
+    )
+    parser.add_argument(
         "--foreground", action="store_true", help="stay, and end the yard's processes on Ctrl-C"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -85,6 +91,7 @@ def run_up(args: Namespace) -> int:
         nats_url=args.url,
         cpu_overcommit=args.cpu_overcommit,
         memory_overcommit=args.memory_overcommit,
+        disk_pool=args.disk_pool,
     )
     with yard.translated(config.paths.state):
         places.refuse_foreign(config.paths)
@@ -120,6 +127,12 @@ def run_down(args: Namespace) -> int:
         if args.purge:
             places.forget(args.state)
         return 0
+    except InvalidRequest as error:
+        salvaged = places.salvage(args.state)
+        if salvaged is None:
+            raise
+        config = salvaged
+        print(error.message)
     with _progress(quiet=False) as say:
         removed = anyio.run(partial(yard.lower_yard, config, say=say, purge=args.purge))
     print(f"The yard in {config.state} is down.")

@@ -313,7 +313,7 @@ class _Attempt:
             message = f"{message} {len(self._refused_by)} refused it, the last one because: {refusal.message}"
             if refusal.code.endswith("disk_full"):
                 hint = refusal.hint or "Free disk space on the node."
-        return LimitExceeded(message, code="no_capacity", hint=hint, retry_safe=True)
+        return LimitExceeded(message, code="no_capacity", fault="infra", hint=hint, retry_safe=True)
 
 
 def _same_spec(claim: Claim, attempt: _Attempt, key: str) -> None:

@@ -89,7 +89,11 @@ def _why_not(fleet: Fleet, image: str, now: float) -> CloudyardError:
             hint=f"There are: {', '.join(images)}." if images else BUILD_HINT,
         )
     return LimitExceeded(
-        "No edge takes another call now.", code="no_capacity", hint="Try again later.", retry_safe=True
+        "No edge takes another call now.",
+        code="no_capacity",
+        fault="infra",
+        hint="Try again later.",
+        retry_safe=True,
     )
 
 

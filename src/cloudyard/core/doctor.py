@@ -18,6 +18,7 @@ Level = Literal["ok", "warn", "fail"]
 KERNEL_MIN = (5, 12)  # the first with idmapped mounts; overlay takes them as layers since 5.19
 KERNEL_OVERLAY_IDMAP = (5, 19)
 BUBBLEWRAP_MIN = (0, 8)  # the first with --userns beside --info-fd as we use them; Debian 12's
+CPUSET = "cpuset"
 UID_RANGE = 65_536  # ids of one sandbox
 PIDS_IDLE = 2  # processes of a sandbox that runs no command: PID 1 and the keeper
 PIDS_WORKING = 16  # processes that a sandbox at work is reckoned with
@@ -31,11 +32,14 @@ SYSTEM_MEMORY_BYTES = 1 * GIB
 DISK_LOW_BYTES = 2 * GIB
 DISK_FULL_BYTES = 256 * MIB  # less is not enough to start with: logs and NATS alone may take as much
 MEMORY_LOW_BYTES = 1 * GIB
+FILE_BYTES = 256  # of kernel memory, for an open file
+FILES_MAX_LIMIT = 2**63 - 1  # the kernel's own bound of file-max
 PID_MAX_LIMIT = 4_194_304  # the kernel's own bound of pid_max, on 64 bits
 
 SPREAD_FIX = "Spread the sandboxes over more machines."
 UNTRIED = "not tried"  # how the reason begins of a trial that another finding kept from being made
 OVERLAY_FIX = "modprobe overlay; or have the state directory on ext4, xfs, btrfs or tmpfs."
+FILTER_FIX = "apt-get install -y libseccomp2; make setup; and a kernel with CONFIG_SECCOMP_FILTER."
 PROGRAMS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "mmdebstrap": "mmdebstrap"}
 
 
@@ -64,20 +68,31 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     idmap_reason: str = ""
     overlay_reason: str = ""
     apparmor_restricts: bool = False
+    filter_reason: str = ""
+    libseccomp: str = ""
+    """Its version; empty where there is none."""
+    vulnerable: list[str] = []
+    """Faults of the processor that nothing is done about, by the kernel's names for them."""
     cgroup: CgroupFacts
     core_pattern: str = ""
     pid_max: int = 0
     threads_max: int = 0
     pids_in_use: int = 0
     descriptors_hard: int = 0
+    files_max: int = FILES_MAX_LIMIT
+    """Open files of the whole machine."""
     inotify_instances: int = 0
     namespaces_max: int = 0
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     disk_free_bytes: int = 0
     disk_where: str = ""
+    disk_pool_reason: str = ""
+    """Why disks of sandboxes could have no limit, if so."""
     uid_ranges: int = 0
     uid_overlaps: list[str] = []
+    swap_total_bytes: int = 0
+    lxcfs: str = ""
     kvm: Literal["usable", "present", "absent"] = "absent"
 
 
@@ -125,10 +140,20 @@ def judge(facts: HostFacts) -> list[Finding]:
         ),
         _trial("overlay", facts.overlay_reason, "a writable root over a layer was mounted", OVERLAY_FIX),
         _cgroups(facts),
+        _trial(
+            "system-call filter",
+            facts.filter_reason,
+            f"libseccomp {facts.libseccomp} made the filters, and the kernel kept to them",
+            FILTER_FIX,
+        ),
         _core_pattern(facts),
+        _processor(facts),
+        _open_files(facts),
         _memory(facts),
         _disk(facts),
+        _disk_limits(facts),
         _uids(facts),
+        _options(facts),
         _kvm(facts),
     ]
 
@@ -319,7 +344,14 @@ def _cgroups(facts: HostFacts) -> Finding:
         )
     text = f"version {group.version} at {group.root}: {', '.join(group.controllers)}"
     if not group.reason:
-        return Finding(name="cgroups", level="ok", text=text)
+        if CPUSET in group.controllers:
+            return Finding(name="cgroups", level="ok", text=text)
+        return Finding(
+            name="cgroups",
+            level="warn",
+            text=f"{text}; without {CPUSET}, programs see all processors however few they may use",
+            fix=f"Mount the controller {CPUSET}, or give it to the group that the yard runs in.",
+        )
     return Finding(
         name="cgroups",
         level="fail",
@@ -337,6 +369,29 @@ def _core_pattern(facts: HostFacts) -> Finding:
         level="warn",
         text=f"core_pattern is a pipe: a crash in a sandbox runs {program} as host root",
         fix="sysctl -w kernel.core_pattern=core",
+    )
+
+
+def _processor(facts: HostFacts) -> Finding:
+    if not facts.vulnerable:
+        return Finding(name="processor", level="ok", text="no fault of it is left open, says the kernel")
+    return Finding(
+        name="processor",
+        level="warn",
+        text=f"open to {', '.join(facts.vulnerable)}: code inside may come to read memory of others",
+        fix="Update microcode and kernel, and give mitigations=auto; or run only code there that may do so.",
+    )
+
+
+def _open_files(facts: HostFacts) -> Finding:
+    text = f"fs.file-max is {facts.files_max:,}"
+    if facts.files_max * FILE_BYTES >= facts.memory_total_bytes:
+        return Finding(name="open files", level="ok", text=text)
+    return Finding(
+        name="open files",
+        level="warn",
+        text=f"{text}: a sandbox with much memory can use it up for all others",
+        fix=f"sysctl -w fs.file-max={FILES_MAX_LIMIT}",
     )
 
 
@@ -376,6 +431,13 @@ def _uids(facts: HostFacts) -> Finding:
     )
 
 
+def _options(facts: HostFacts) -> Finding:
+    """What sandboxes may ask for beyond what all have."""
+    swap = f"{facts.swap_total_bytes / GIB:.1f} GiB of swap" if facts.swap_total_bytes else "no swap"
+    text = f"{swap}, {facts.lxcfs or 'no lxcfs'}: a sandbox that asks for what is not here is refused"
+    return Finding(name="options", level="ok", text=text)
+
+
 def _kvm(facts: HostFacts) -> Finding:
     texts = {
         "usable": "/dev/kvm makes virtual machines",
@@ -383,3 +445,14 @@ def _kvm(facts: HostFacts) -> Finding:
         "absent": "none: only virtual machines would need it",
     }
     return Finding(name="kvm", level="ok", text=texts[facts.kvm])
+
+
+def _disk_limits(facts: HostFacts) -> Finding:
+    if not facts.disk_pool_reason:
+        return Finding(name="disk limits", level="ok", text="disks of sandboxes are in a btrfs pool")
+    return Finding(
+        name="disk limits",
+        level="warn",
+        text=f"a sandbox could fill the disk of this machine: {facts.disk_pool_reason}",
+        fix="apt-get install -y btrfs-progs; and a kernel that has btrfs and loop devices.",
+    )

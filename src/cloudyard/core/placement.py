@@ -237,6 +237,7 @@ class Fleet:
         return LimitExceeded(
             "No edge has room for another sandbox now.",
             code="no_capacity",
+            fault="infra",
             hint="Stop sandboxes that are no longer needed, or try again later.",
             retry_safe=True,
         )

@@ -74,6 +74,7 @@ class Admission:
         raise LimitExceeded(
             f"Edge {self._config.edge} is full: {why}.",
             code="edge_full",
+            fault="infra",
             hint="Stop some sandboxes, ask for less, or add a node.",
             retry_safe=True,
         )

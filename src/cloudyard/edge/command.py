@@ -10,14 +10,16 @@ from pathlib import Path
 import anyio
 from msgspec.structs import replace
 
+from cloudyard.edge.backends.base import DiskUse
 from cloudyard.edge.clock import Timer
 from cloudyard.edge.history import output_name
 from cloudyard.edge.output import Stream
 from cloudyard.edge.records import Ended
+from cloudyard.edge.refusals import Refused
 from cloudyard.edge.stdin import Stdin
 from cloudyard.edge.steps import Step
 from cloudyard.edge.translate import acknowledgement, command_info
-from cloudyard.edge.verdict import Ending, NotStarted, Verdict
+from cloudyard.edge.verdict import Bounds, Ending, NotStarted, Verdict
 from cloudyard.model import CommandInfo, CommandSpec, ExecResult, StreamName
 from cloudyard.wire.guest import STDERR, STDOUT, Frame, Tag
 
@@ -33,13 +35,15 @@ class Command:
         "cause",
         "company",
         "exit",
+        "heard_at",
         "id",
         "info",
         "kill_timer",
         "killed",
-        "oom_kills_before",
         "placed",
+        "refused_before",
         "sent",
+        "silent",
         "spec",
         "stalled_s",
         "started_at",
@@ -85,12 +89,17 @@ class Command:
         """How long no edge was there, where it ended in that time."""
         self.superseded = False
         """A later step has the same key."""
-        self.oom_kills_before: int | None = None
-        """The sandbox's counter of out-of-memory kills when it started; None where that is not known."""
+        self.refused_before: Refused | None = None
+        """What the kernel had refused the sandbox when it started; None where that is not known."""
         self.company: int | None = None
         """Commands that had been started in the sandbox when this one was; None when others ran then."""
         self.timer: Timer | None = None
         self.timed_out: float | None = None
+        """Its timeout in seconds, where that struck."""
+        self.heard_at = 0.0
+        """The monotonic clock when it last wrote something, where silence is bounded."""
+        self.silent: float | None = None
+        """That bound in seconds, where it struck."""
         self.killed = ""
         """Why it was killed through us."""
         self.kill_timer: Timer | None = None
@@ -170,19 +179,30 @@ class Command:
                 timer.cancel()
         self.timer = self.kill_timer = None
 
-    def ending(self, *, oom_kills: int, shared: bool, forks_refused: int, lost: str) -> Ending:
+    @property
+    def ended_badly(self) -> bool:
+        """The guest says that it failed."""
+        return self.exit is not None and self.exit.number(Tag.EXIT_CODE, 1) != 0
+
+    def ending(
+        self, refused: Refused, *, disk: DiskUse | None, shared: bool, lost: str, limits: Bounds
+    ) -> Ending:
         """What was seen of its end, together with what the kernel's counters say."""
         exit_ = self.exit
         return Ending(
             exit_code=exit_.maybe_number(Tag.EXIT_CODE) if exit_ else None,
             signal=exit_.maybe_number(Tag.SIGNAL) if exit_ else None,
             timed_out=self.timed_out,
+            silent=self.silent,
             killed=self.killed,
             lost=lost,
-            oom_kills=oom_kills,
+            oom_kills=refused.oom_kills,
             shared=shared,
-            forks_refused=forks_refused,
+            forks_refused=refused.forks,
+            disk=disk,
+            output_cut=self.stdout.over_limit or self.stderr.over_limit,
             output_error=self.stdout.error or self.stderr.error,
+            limits=limits,
         )
 
     def result(self, verdict: Verdict) -> ExecResult:
@@ -193,7 +213,8 @@ class Command:
             step=self.step.number,
             command_id=self.id,
             fault=verdict.fault,
-            oom=verdict.oom,
+            oom="oom" in verdict.limits_hit,
+            limits_hit=verdict.limits_hit,
             stdout=out.inline() or b"",
             stderr=err.inline() or b"",
             stdout_kept=out.kept,
@@ -201,7 +222,7 @@ class Command:
             stdout_total=out.total,
             stderr_total=err.total,
             truncated=out.total > out.kept or err.total > err.kept,
-            timed_out=self.timed_out is not None,
+            timed_out=self.timed_out is not None or self.silent is not None,
             stalled_s=self.stalled_s,
         )
         if exit_ is None:
@@ -223,6 +244,7 @@ class Command:
             exit_code=why.exit_code,
             fault=why.fault,
             error=why.error,
+            error_code=why.name,
             stalled_s=self.stalled_s,
         )
 

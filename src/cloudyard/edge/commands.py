@@ -16,22 +16,22 @@ from pathlib import Path
 from cloudyard.core.reconcile import Settlement
 from cloudyard.edge.clock import Clock, Timers
 from cloudyard.edge.command import Command
-from cloudyard.edge.config import KILL_WAIT_S, SAID_MAX_CHARS, SENT_AGAIN_MAX, TREE_WAIT_S
-from cloudyard.edge.forgets import Forgets
+from cloudyard.edge.config import KILL_WAIT_S, SAID_MAX_CHARS, SENT_AGAIN_MAX
+from cloudyard.edge.deadlines import Deadlines
+from cloudyard.edge.endings import Endings
 from cloudyard.edge.guest_link import GuestLink
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.listing import Listing
-from cloudyard.edge.places import Places
 from cloudyard.edge.records import Intent, Stalled
-from cloudyard.edge.refusals import Counters, Refusals
+from cloudyard.edge.refusals import Counters, Refused, refused_so_far
 from cloudyard.edge.resumption import end_stranger, fates_of, go_on
 from cloudyard.edge.steps import Step, StepBook
 from cloudyard.edge.translate import exec_frame, signal_frame
-from cloudyard.edge.verdict import SIGKILL, error_of_start, judge, judge_not_started
+from cloudyard.edge.verdict import SIGKILL, Bounds
 from cloudyard.errors import CloudyardError, Conflict, InvalidRequest, LimitExceeded, YardUnavailable
-from cloudyard.model import CommandSpec, ExecResult
-from cloudyard.wire.guest import Frame, FrameError, Kind, Tag, encode
+from cloudyard.model import CommandSpec, parse_size
+from cloudyard.wire.guest import Frame, FrameError, Kind, Tag
 
 log = logging.getLogger(__name__)
 _KINDS = frozenset(Kind)
@@ -53,26 +53,35 @@ class Commands:
         on_idle: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
+        spec = journal.head.spec
         self._journal = journal
-        self._steps = steps
         self._history = history
         self._directory = directory
         self._clock = clock
         self._timers = timers
-        self._on_idle = on_idle
+        self._counters = counters
         self._on_broken = on_broken
         self.link: GuestLink | None = None
         """The way to the guest; None while there is none."""
-        self._places = Places()
-        self._lingering: set[int] = set()
-        """Commands that have ended for us while something of them takes a place in the guest."""
+        self._ends = Endings(
+            steps=steps,
+            history=history,
+            clock=clock,
+            timers=timers,
+            counters=counters,
+            bounds=Bounds(parse_size(spec.memory, what="memory"), spec.pids),
+            send=self.send,
+            on_idle=on_idle,
+        )
+        self.live = self._ends.live
+        """Commands under way."""
+        self._places = self._ends.places
+        self._forgets = self._ends.forgets
+        self._lingering = self._ends.lingering
+        self._deadlines = Deadlines(clock, timers, self.kill)
         self._unacknowledged: dict[int, Command] = {}
-        self._forgets = Forgets(clock, timers, self.send)
         self._listing = Listing()
         self._resumed_at = 0.0
-        self.refusals = Refusals(journal, counters)
-        self._launched = 0
-        self.live: dict[int, Command] = {}
 
     # --- starting, feeding, killing ---------------------------------------------------------------------
 
@@ -91,7 +100,7 @@ class Commands:
         command.sent = command.placed = True
         command.superseded = self._journal.superseded(intent)
         command.started_at = intent.at
-        command.oom_kills_before = intent.oom_kills
+        command.refused_before = intent.refused
         command.stalled_s = self._journal.stalled.get(command.id, 0.0)
 
     async def launch(self, command: Command) -> None:
@@ -129,26 +138,24 @@ class Commands:
 
     def _note_late_start(self, command: Command) -> None:
         """It was made to wait, and nothing that happened meanwhile is its doing."""
-        command.oom_kills_before = self.refusals.oom_kills()
-        self._journal.append(Stalled(command.id, command.stalled_s, command.oom_kills_before))
+        command.refused_before = self.refused()
+        self._journal.append(Stalled(command.id, command.stalled_s, *(command.refused_before or ())))
 
     def _send_exec(self, command: Command) -> None:
-        command.sent = True
-        self._launched += 1
-        alone = len(self.live) == 1 and not self._lingering
-        command.company = self._launched if alone else None
+        self._ends.note_sent(command)
         data = exec_frame(command.id, command.spec, self._journal.head)
         if command.stdin is not None:
             data += command.stdin.frames()
         self.send(data)
-        self._arm(command)
+        self._deadlines.arm(command)
 
     def give_up(self, command: Command, error: CloudyardError) -> None:
         """It could not even be handed to the guest."""
-        if command.id in self.live:
-            self._leave(command)
-            self._fail(command.step, error)
-            command.wake()
+        self._ends.give_up(command, error)
+
+    def refused(self) -> Refused | None:
+        """What the kernel has refused the sandbox so far; None when it is gone."""
+        return refused_so_far(self._counters)
 
     def find(self, command_id: int) -> Command:
         """A command that is under way.
@@ -174,13 +181,13 @@ class Commands:
         if not command.killed:
             command.killed = why
         if not command.sent:
-            self._finish(command)
+            self._ends.finish(command)
         elif not command.dying:
             self.send(signal_frame(command.id, SIGKILL))
             command.kill_timer = self._timers.at(
                 self._clock.monotonic() + KILL_WAIT_S,
                 partial(
-                    self._finish,
+                    self._ends.finish,
                     command,
                     lost=f"the guest reported no end within {KILL_WAIT_S:g} s of SIGKILL",
                 ),
@@ -207,7 +214,7 @@ class Commands:
         if command is not None and number == SIGKILL and not command.killed:
             command.killed = "SIGKILL was sent to it by request"
         if command is not None and not command.sent:
-            self._finish(command)
+            self._ends.finish(command)
             return
         self.tell(signal_frame(command_id, number))
 
@@ -245,7 +252,7 @@ class Commands:
         """The sandbox has ended: so have its commands, by our doing or for a reason of their own."""
         for command in list(self.live.values()):
             command.killed = command.killed or killed
-            self._finish(command, lost=lost)
+            self._ends.finish(command, lost=lost)
         self._places.open()
         self.let_go("the sandbox has ended")
 
@@ -287,7 +294,7 @@ class Commands:
                     command.unsend()
                     unheard.append(command)
                 case _:
-                    self._finish(command, lost="the guest knows nothing of it")
+                    self._ends.finish(command, lost="the guest knows nothing of it")
         self._lingering.clear()
         for number, state in known.items():
             self._end_stranger(number, state)
@@ -296,7 +303,7 @@ class Commands:
             self._start_late(command)
         for command in unheard:
             if command.killed:
-                self._finish(command)
+                self._ends.finish(command)
             else:
                 self._places.take_when_free(partial(self._start_late, command))
 
@@ -311,7 +318,7 @@ class Commands:
     def _go_on(self, command: Command, state: Frame, stalled_s: float) -> None:
         command.note_started(state)
         if not command.waits and not command.step.done and command.info.pid:
-            self._answer(command)
+            self._answer_start(command)
         frames = go_on(command, state)
         if not state.number(Tag.RUNNING, 0):
             command.absence_s = stalled_s  # how much of it the command took is known with its end
@@ -320,7 +327,7 @@ class Commands:
                 command.stalled_s += stalled_s
                 with suppress(LimitExceeded):  # then another restart counts this one to the timeout
                     self._journal.append(Stalled(command.id, command.stalled_s))
-            self._arm(command)
+            self._deadlines.arm(command)
         self.send(frames)
 
     def on_frame(self, frame: Frame) -> None:
@@ -332,21 +339,19 @@ class Commands:
             case Kind.STARTED if command is not None:
                 self._started(command, frame)
             case Kind.EXITED if command is not None:
-                self._exited(command, frame)
+                self._ends.exited(command, frame, resumed_at=self._resumed_at)
             case Kind.NOT_STARTED if command is not None:
-                self._not_started(command, frame)
+                self._ends.not_started(command, frame)
             case Kind.STDIN_ACK if command is not None and command.stdin is not None:
                 command.stdin.acknowledge(frame.number(Tag.OFFSET), closed=bool(frame.number(Tag.EOF, 0)))
                 self.send(command.stdin.frames())
             case Kind.TREE_GONE if command is not None and command.exit is not None:
                 command.tree_gone = True
-                self._finish(command)
+                self._ends.finish(command)
             case Kind.TREE_GONE if frame.command in self._lingering:
-                self._leave_place(frame.command)
+                self._ends.tree_gone(frame.command)
             case Kind.EXITED if frame.command in self._lingering:
-                self.send(encode(Kind.FORGET, frame.command))
-                if not frame.number(Tag.TREE_ALIVE, 0):
-                    self._leave_place(frame.command)
+                self._ends.exited_late(frame.command, tree_lives=bool(frame.number(Tag.TREE_ALIVE, 0)))
             case Kind.STATE:
                 self._listing.note(frame)
             case Kind.LISTED:
@@ -362,8 +367,9 @@ class Commands:
         """Acknowledge all that came together at once."""
         if not self._unacknowledged:
             return
-        for command in self._unacknowledged.values():
-            self.send(command.acknowledgements())
+        for number, command in self._unacknowledged.items():
+            if number in self.live:
+                self.send(command.acknowledgements())
         self._unacknowledged.clear()
 
     def on_broken(self, why: str) -> None:
@@ -378,123 +384,15 @@ class Commands:
     def _take_output(self, command: Command, frame: Frame) -> None:
         stream = command.stream_of(frame)
         stream.take(frame.number(Tag.OFFSET), frame.data(Tag.DATA))
+        self._deadlines.heard(command)
         if stream.spilled:
             self._unacknowledged[command.id] = command
 
     def _started(self, command: Command, frame: Frame) -> None:
         command.note_started(frame)
         if not command.waits and not command.step.done:
-            self._answer(command)
+            self._answer_start(command)
 
-    def _answer(self, command: Command) -> None:
-        try:
-            self._steps.answer(command.step, command.info)
-        except CloudyardError:
+    def _answer_start(self, command: Command) -> None:
+        if not self._ends.answer_start(command):
             self.kill(command, "its start could not be put on record")
-
-    def _exited(self, command: Command, frame: Frame) -> None:
-        command.note_exit(frame, resumed_at=self._resumed_at)
-        if command.dying and frame.number(Tag.TREE_ALIVE, 0):
-            command.stop_timers()
-            command.kill_timer = self._timers.at(
-                self._clock.monotonic() + TREE_WAIT_S, partial(self._finish, command)
-            )
-            return
-        self._finish(command)
-
-    def _not_started(self, command: Command, frame: Frame) -> None:
-        why = judge_not_started(
-            frame.text(Tag.WHAT),
-            frame.number(Tag.ERRNO, 0),
-            frame.text(Tag.TEXT),
-            forks_refused=self.refusals.forks_refused(),
-        )
-        if command.waits:
-            self._conclude(command, command.result_not_started(why), tree_lives=False)
-            return
-        self._leave(command)
-        if self._fail(command.step, error_of_start(why)):
-            self._forget(command, tree_lives=False)
-        command.wake()
-
-    def _finish(self, command: Command, *, lost: str = "") -> None:
-        if command.id not in self.live:
-            return
-        if not command.waits and not command.step.done:  # it ended before its start was answered
-            if lost:
-                self._fail(command.step, CloudyardError(f"The command was lost: {lost}.", code="step_lost"))
-            elif command.sent:
-                self._answer(command)
-            else:
-                message = f"The command was ended before it could start: {command.killed}."
-                self._fail(command.step, Conflict(message, code="command_ended", fault="policy"))
-        ended_badly = command.exit is not None and command.exit.number(Tag.EXIT_CODE, 1) != 0
-        ending = command.ending(
-            oom_kills=self.refusals.oom_kills_since(command.oom_kills_before),
-            shared=command.company != self._launched,
-            forks_refused=self.refusals.forks_refused() if ended_badly else 0,
-            lost=lost,
-        )
-        self._conclude(command, command.result(judge(ending)), tree_lives=command.tree_lives)
-
-    def _conclude(self, command: Command, result: ExecResult, *, tree_lives: bool) -> None:
-        ended = command.record(result)
-        try:
-            self._history.add(ended)
-        except CloudyardError as exc:
-            self._leave(command)
-            if command.waits:
-                self._steps.settle(command.step, exc)
-            command.wake()
-            return
-        self._leave(command)
-        if command.sent:
-            self._forget(command, tree_lives=tree_lives)
-        elif command.placed:
-            self._places.give_back()
-        if command.waits:
-            self._steps.settle(command.step, self._history.result(ended))
-        command.wake()
-
-    def _leave(self, command: Command) -> None:
-        command.stop_timers()
-        del self.live[command.id]
-        self._unacknowledged.pop(command.id, None)
-        if not self.live:
-            self._on_idle()
-
-    def _forget(self, command: Command, *, tree_lives: bool) -> None:
-        if command.exit is not None or not tree_lives:
-            self._forgets.add(command.id)
-        if tree_lives:
-            self._lingering.add(command.id)
-        else:
-            self._places.give_back()
-
-    def _leave_place(self, number: int) -> None:
-        self._lingering.discard(number)
-        self._places.give_back()
-
-    def _fail(self, step: Step, error: CloudyardError) -> bool:
-        """End a step; gives whether that is on record."""
-        try:
-            self._steps.fail(step, error)
-        except CloudyardError:
-            return False  # those who wait were told so
-        return True
-
-    # --- the rest ---------------------------------------------------------------------------------------
-
-    def _arm(self, command: Command) -> None:
-        timeout_s = command.spec.timeout_s
-        if timeout_s is None or command.dying:
-            return
-        if command.timer is not None:
-            command.timer.cancel()
-        command.timer = self._timers.at(
-            command.started_at + command.stalled_s + timeout_s, partial(self._time_out, command)
-        )
-
-    def _time_out(self, command: Command) -> None:
-        command.timed_out = command.spec.timeout_s
-        self.kill(command, "timeout")

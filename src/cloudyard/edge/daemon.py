@@ -163,6 +163,7 @@ class Edge:
                 LimitExceeded(
                     f"Edge {self.config.edge} has {CALLS_MAX} calls under way.",
                     code="edge_busy",
+                    fault="infra",
                     retry_safe=True,
                 )
             )

@@ -20,7 +20,6 @@ from cloudyard.edge.config import JOURNAL_KEPT_BYTES, JOURNAL_MAX_BYTES, JOURNAL
 from cloudyard.edge.records import (
     Answer,
     AnyRecord,
-    Counted,
     Ended,
     Entry,
     Gone,
@@ -92,7 +91,6 @@ class Journal:
         self.intents: dict[int, Intent] = {}
         """Steps under way, or without a result on record."""
         self.stalled: dict[int, float] = {}
-        self.counted = Counted()
         self.keys: dict[str, KeyPlace] = {}
         """Oldest first."""
         self.ended: dict[int, OutputPlace] = {}
@@ -220,7 +218,7 @@ class Journal:
         records.append(self.lives)
         if self.gone is not None:
             records.append(self.gone)
-        records += [self.counted, Used(self.used_at), Reserved(max(self.reserved, self.next_step - 1))]
+        records += [Used(self.used_at), Reserved(max(self.reserved, self.next_step - 1))]
         return records
 
     def _under_way(self) -> list[AnyRecord]:
@@ -250,12 +248,11 @@ class Journal:
                 self.intents[intent.step] = intent
                 self.next_step = max(self.next_step, intent.step + 1)
                 self.used_at = max(self.used_at, intent.at)
-            case Stalled(number, seconds, oom_kills):
+            case Stalled(number, seconds, oom_kills, forks):
                 self.stalled[number] = seconds
                 if oom_kills is not None and number in self.intents:
-                    self.intents[number] = replace(self.intents[number], oom_kills=oom_kills)
-            case Counted() as counted:
-                self.counted = counted
+                    counted = {"oom_kills": oom_kills, "forks_refused": forks}
+                    self.intents[number] = replace(self.intents[number], **counted)
             case Answer() as answer:
                 self._index_answer(answer, Place(entry.offset, entry.size))
             case Ended() as ended:

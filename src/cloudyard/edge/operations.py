@@ -13,6 +13,7 @@ from cloudyard.edge.config import LISTED_COMMANDS_MAX
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.records import Ended
+from cloudyard.edge.refusals import Refused
 from cloudyard.edge.sandbox import Sandbox
 from cloudyard.edge.steps import Step, StepBook, digest_of
 from cloudyard.errors import CloudyardError, InvalidRequest, YardUnavailable
@@ -149,12 +150,12 @@ async def perform(sandbox: Sandbox, op: AnyOp, *, key: str, cause: str, at: floa
         return await _perform_in(sandbox, op)
     reads = isinstance(op, READS)
     runs = isinstance(op, (Exec, Start))
-    oom_kills = sandbox.commands.refusals.oom_kills() if runs else None
+    refused = sandbox.commands.refused() if runs else None
     step = sandbox.steps.open(
-        op, name=type_name(op), key=key, digest=digest, at=at, reads=reads, oom_kills=oom_kills
+        op, name=type_name(op), key=key, digest=digest, at=at, reads=reads, refused=refused
     )
     if isinstance(op, (Exec, Start)):
-        return await _run(sandbox, op, step, cause, oom_kills)
+        return await _run(sandbox, op, step, cause, refused)
     try:
         result = await _perform_in(sandbox, op)
     except CloudyardError as exc:
@@ -190,10 +191,10 @@ def type_name(op: AnyOp) -> str:
 
 
 async def _run(
-    sandbox: Sandbox, op: Exec | Start, step: Step, cause: str, oom_kills: int | None
+    sandbox: Sandbox, op: Exec | Start, step: Step, cause: str, refused: Refused | None
 ) -> AnyResult:
     command = sandbox.commands.begin(step, op.command, cause=cause, waits=isinstance(op, Exec))
-    command.oom_kills_before = oom_kills
+    command.refused_before = refused
     try:
         await sandbox.commands.launch(command)
     except CloudyardError as exc:

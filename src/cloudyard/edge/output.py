@@ -56,6 +56,11 @@ class Stream:
         self.error = ""
         """Why the file could not be written, if it could not; the stream is cut there."""
 
+    @property
+    def over_limit(self) -> bool:
+        """More came than is to be kept, and nothing is missing of that."""
+        return self.total > self.limit and not self.error
+
     def resume(self, acknowledged: int) -> int:
         """Take up the stream that an earlier edge kept, and say from which offset the guest has to send.
 

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from cloudyard.core.lifecycle import Transition
 from cloudyard.edge.backends.base import InstanceFacts
+from cloudyard.edge.refusals import Refused
 from cloudyard.errors import LimitExceeded
 from cloudyard.model import CommandInfo, CommandSpec, ErrorBody, ExecResult, ImageConfig, SandboxSpec
 
@@ -96,6 +97,13 @@ class Intent(Record, frozen=True, tag="Intent"):
     command: CommandSpec | None = None
     oom_kills: int | None = None
     """The sandbox's counter of out-of-memory kills then, where a command is to be started."""
+    forks_refused: int | None = None
+    """That of refused forks, likewise."""
+
+    @property
+    def refused(self) -> Refused | None:
+        """Both, where they are known."""
+        return None if self.oom_kills is None else Refused(self.oom_kills, self.forks_refused or 0)
 
 
 class Stalled(Record, frozen=True, tag="Stalled"):
@@ -105,13 +113,8 @@ class Stalled(Record, frozen=True, tag="Stalled"):
     stalled_s: float
     oom_kills: int | None = None
     """The counter of out-of-memory kills when it started at last, where it was made to wait for that."""
-
-
-class Counted(Record, frozen=True, tag="Counted"):
-    """The kernel's counters of refusals as they were last looked at."""
-
-    oom_kills: int = 0
-    forks_refused: int = 0
+    forks_refused: int | None = None
+    """That of refused forks, likewise."""
 
 
 class Answer(Record, frozen=True, tag="Answer"):
@@ -138,9 +141,7 @@ class Ended(Record, frozen=True, tag="Ended"):
     stderr_in_file: bool = False
 
 
-AnyRecord = (
-    Head | Placed | Moved | Gone | Lives | Used | Reserved | Intent | Stalled | Counted | Answer | Ended
-)
+AnyRecord = Head | Placed | Moved | Gone | Lives | Used | Reserved | Intent | Stalled | Answer | Ended
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AnyRecord).decode
@@ -280,5 +281,6 @@ def _disk_error(path: Path, exc: OSError) -> LimitExceeded:
     return LimitExceeded(
         f"Writing the record {path} failed: {exc.strerror}.",
         code="edge_disk_full",
+        fault="infra",
         hint="Free space in the yard's state folder on that node.",
     )

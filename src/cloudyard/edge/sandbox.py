@@ -16,7 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from cloudyard.core.lifecycle import Life, StopReason
-from cloudyard.edge.backends.base import Backend, Instance, Usage
+from cloudyard.edge.backends.base import Backend, DiskUse, Instance
 from cloudyard.edge.clock import Clock, Timer, Timers
 from cloudyard.edge.commands import Commands
 from cloudyard.edge.history import History
@@ -169,16 +169,6 @@ class Sandbox:
             raise self.create_error or unavailable(self.id, self.life)
         return self.instance
 
-    def usage(self) -> Usage:
-        """Its kernel counters.
-
-        Raises:
-            SandboxUnavailable: it is gone.
-        """
-        if self.instance is None:
-            raise unavailable(self.id, self.life)
-        return self.instance.usage()
-
     def oom_kills(self) -> int:
         """Processes of it that the kernel has killed for memory.
 
@@ -188,6 +178,26 @@ class Sandbox:
         if self.instance is None:
             raise unavailable(self.id, self.life)
         return self.instance.oom_kills()
+
+    def disk(self) -> DiskUse:
+        """How full its disk is.
+
+        Raises:
+            SandboxUnavailable: it is gone.
+        """
+        if self.instance is None:
+            raise unavailable(self.id, self.life)
+        return self.instance.disk()
+
+    def forks_refused(self) -> int:
+        """Forks in it that its limit of processes refused.
+
+        Raises:
+            SandboxUnavailable: it is gone.
+        """
+        if self.instance is None:
+            raise unavailable(self.id, self.life)
+        return self.instance.forks_refused()
 
     def info(self) -> SandboxInfo:
         """What a user may know of it."""
@@ -199,10 +209,15 @@ class Sandbox:
         if self.instance is None:
             return info
         try:
-            usage = self.instance.usage()
+            usage, disk = self.instance.usage(), self.instance.disk()
         except SandboxUnavailable:  # it has ended, and its end is not noted yet
             return info
-        return replace(info, memory_used_bytes=usage.memory_bytes, cpu_used_s=usage.cpu_s)
+        return replace(
+            info,
+            memory_used_bytes=usage.memory_bytes,
+            disk_used_bytes=disk.used_bytes if disk.limit_bytes else None,
+            cpu_used_s=usage.cpu_s,
+        )
 
 
 def describe(journal: Journal, *, edge: str, life: Life, commands: int = 0) -> SandboxInfo:

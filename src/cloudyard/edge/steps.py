@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from cloudyard.edge.config import RESULT_RECORDED_MAX_BYTES
 from cloudyard.edge.journal import Journal
 from cloudyard.edge.records import Answer, Ended, Intent, Reserved
+from cloudyard.edge.refusals import Refused
 from cloudyard.errors import CloudyardError, Conflict
 from cloudyard.model import AnyOp, AnyResult, Exec, Start
 from cloudyard.wire.messages import encode, error_body, error_of, result_decoder
@@ -117,7 +118,7 @@ class StepBook:
         digest: bytes,
         at: float,
         reads: bool,
-        oom_kills: int | None = None,
+        refused: Refused | None = None,
     ) -> Step:
         """Number a step and write its intent. A read without a key leaves no record of its own.
 
@@ -129,7 +130,7 @@ class StepBook:
         recorded = bool(key) or not reads
         if recorded:
             command = op.command if isinstance(op, (Exec, Start)) else None
-            journal.append(Intent(number, key, digest, name, at, command, oom_kills))
+            journal.append(Intent(number, key, digest, name, at, command, *(refused or ())))
         elif number > journal.reserved:
             journal.append(Reserved(number + NUMBERS_RESERVED))
         journal.next_step = number + 1

@@ -30,6 +30,7 @@ def exec_frame(command_id: int, spec: CommandSpec, head: Head) -> bytes:
     if spec.pty is not None:
         options |= Options.PTY
         fields += [(Tag.ROWS, spec.pty.rows), (Tag.COLS, spec.pty.cols)]
+    fields.append((Tag.OPEN_FILES, head.spec.open_files))
     if options:
         fields.append((Tag.OPTIONS, int(options)))
     return encode(Kind.EXEC, command_id, *fields)

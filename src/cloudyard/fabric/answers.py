@@ -33,6 +33,7 @@ def busy(subject: str, limit: int) -> bytes:
         LimitExceeded(
             f"{limit} requests are under way on {subject}.",
             code="edge_busy",
+            fault="infra",
             hint="Try again.",
             retry_safe=True,
         )

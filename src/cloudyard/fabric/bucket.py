@@ -119,7 +119,9 @@ class Bucket:
             raise Conflict(f"The {what} was written by somebody else.", code="key_changed") from exc
         except nats.js.errors.APIError as exc:
             if exc.err_code in (_BYTES_EXCEEDED, _TOO_LARGE):
-                raise LimitExceeded(f"Writing {what} failed: {exc.description}.", code="bucket_full") from exc
+                raise LimitExceeded(
+                    f"Writing {what} failed: {exc.description}.", code="bucket_full", fault="infra"
+                ) from exc
             if writes and (exc.code or 0) >= SERVER_ERROR:
                 raise self._suspect(what, exc.description or str(exc)) from exc
             raise YardUnavailable(f"JetStream refused {what}: {exc}.", code="store_unavailable") from exc

@@ -158,6 +158,7 @@ def _mmdebstrap(work: Work, tree: Path, *, packages: Sequence[str], suite: str, 
     for unwanted in ("doc", "man", "info", "locale"):
         command.append(f"--dpkgopt=path-exclude=/usr/share/{unwanted}/*")
     command.append("--dpkgopt=path-include=/usr/share/doc/*/copyright")
+    command.append("--dpkgopt=force-unsafe-io")  # a build that a crash cuts off is made anew
     command += [f"--aptopt={option}" for option in apt_options()]
     if packages:
         command.append(f"--include={','.join(packages)}")

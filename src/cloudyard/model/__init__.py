@@ -48,6 +48,7 @@ from cloudyard.model.basics import (
     ProjectId as ProjectId,
     SandboxId as SandboxId,
     SandboxState as SandboxState,
+    StartError as StartError,
     StreamName as StreamName,
     edge_of as edge_of,
     parse_size as parse_size,

@@ -45,6 +45,19 @@ LIST_DIR_BYTES_MAX = 4 * MIB  # of their paths and link targets
 
 BackendName = Literal["function", "container", "microvm", "vm"]
 CpuClass = Literal["latency", "best_effort"]
+StartError = Literal[
+    "program_not_found",
+    "not_executable",
+    "is_a_directory",
+    "not_a_program",
+    "too_many_arguments",
+    "directory_not_found",
+    "directory_forbidden",
+    "not_a_directory",
+    "user_not_found",
+    "user_refused",
+    "not_started",
+]
 LimitName = Literal["oom", "pids", "disk", "output"]
 SandboxState = Literal["creating", "running", "stopping", "stopped", "failed"]
 StreamName = Literal["stdout", "stderr"]

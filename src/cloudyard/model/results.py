@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from cloudyard.model.basics import BackendName, FileKind, LimitName, SandboxState
+from cloudyard.model.basics import BackendName, FileKind, LimitName, SandboxState, StartError
 from cloudyard.model.trees import TreeEntry
 
 FaultLabel = Literal["policy", "infra"]
@@ -69,6 +69,8 @@ class ExecResult(Result, tag="exec", frozen=True):
     """Largest resident size of any one waited-for process of the command, as the kernel's rusage tells."""
     error: str = ""
     """Why it never started: the call, its object and the kernel's reason."""
+    error_code: StartError | None = None
+    """The same as a stable name."""
 
 
 class CommandInfo(Result, tag="command", frozen=True):
@@ -167,6 +169,8 @@ class SandboxInfo(Result, tag="sandbox", frozen=True):
     """Commands running now."""
     memory_used_bytes: int | None = None
     """What the kernel charges it now, with its page cache; None in lists and where it is not known."""
+    disk_used_bytes: int | None = None
+    """What its disk holds beyond its image; None in lists, and where the node does not count it."""
     cpu_used_s: float | None = None
     """Processor time of all that ever ran in it; None in lists and where it is not known."""
 

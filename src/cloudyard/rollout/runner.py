@@ -19,7 +19,7 @@ import anyio
 from msgspec.structs import replace
 
 import cloudyard
-from cloudyard.errors import CloudyardError, Conflict, InvalidRequest
+from cloudyard.errors import CloudyardError, InvalidRequest
 from cloudyard.rollout.acting import interrupting, turning
 from cloudyard.rollout.agents.base import Agent
 from cloudyard.rollout.attempt import RUN_LABEL, Plan, Trial
@@ -74,8 +74,8 @@ async def run(
         What came of all attempts, those of earlier sessions included.
 
     Raises:
-        InvalidRequest: nothing can be run, or a number is out of range.
-        Conflict: `out` holds another run, or is in use.
+        InvalidRequest: nothing can be run, a number is out of range, or `out` holds another run.
+        Conflict: `out` is in use.
         LimitExceeded: the disk is full. What was written is kept.
         YardUnavailable: the yard does not answer at the beginning.
     """
@@ -248,7 +248,7 @@ def _check_same(there: Run, wanted: Run, out: Path) -> None:
     """Whether what a directory holds is the run that is wanted now.
 
     Raises:
-        Conflict: it is another, and the sentence says in what.
+        InvalidRequest: it is another, and the sentence says in what.
     """
     before, now = ({task.name: task.digest for task in run.tasks} for run in (there, wanted))
     if before.keys() != now.keys():
@@ -264,7 +264,7 @@ def _check_same(there: Run, wanted: Run, out: Path) -> None:
         other = f"its seed is {there.seed}"
     else:
         return
-    raise Conflict(
+    raise InvalidRequest(
         f"{out} holds another run: {other}.",
         code="other_run",
         hint="Name another --out, or give the options of the run that is there.",

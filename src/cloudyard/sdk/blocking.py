@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from cloudyard.model import CommandInfo
-from cloudyard.sdk import client, process, sandbox
+from cloudyard.sdk import client, process, sandbox, session
 from cloudyard.sdk.client import TransportName
 
 P = ParamSpec("P")
@@ -133,6 +133,21 @@ class Process(_Facade[process.Process]):
     wait = _call(process.Process.wait)
 
 
+class Session(_Facade[session.Session]):
+    """A stateful shell in a sandbox; see `cloudyard.Session`. It is open already; `with` closes it."""
+
+    run = _call(session.Session.run)
+    close = _call(session.Session.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class Sandbox(_Facade[sandbox.Sandbox]):
     """A handle on one sandbox; see `cloudyard.Sandbox`."""
 
@@ -148,6 +163,7 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     start = _call_for(Process, sandbox.Sandbox.start)
     attach = _call_for(Process, sandbox.Sandbox.attach)
     shell = _call_for(Process, sandbox.Sandbox.shell)
+    session = _call_for(Session, sandbox.Sandbox.session)
     commands = _call(sandbox.Sandbox.commands)
     kill_all = _call(sandbox.Sandbox.kill_all)
     read = _call(sandbox.Sandbox.read)

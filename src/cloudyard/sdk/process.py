@@ -21,6 +21,7 @@ from cloudyard.model import (
     Resize,
     SendStdin,
     Signal,
+    StartError,
     Wait,
 )
 from cloudyard.sdk.output import Output
@@ -62,6 +63,10 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """Largest resident size of any one process of it that was waited for."""
     error: str
     """Why it never started: the call, its object and the kernel's reason."""
+    error_code: StartError | None
+    """The same as a name, for programs: `program_not_found`, `not_executable`, `is_a_directory`,
+    `not_a_program`, `too_many_arguments`; of its cwd `directory_not_found`, `directory_forbidden`,
+    `not_a_directory`; `user_not_found`, `user_refused`; and `not_started` for the rest."""
     fault: Fault | None
     step: int
     replayed: bool
@@ -106,6 +111,7 @@ async def completed(caller: Caller, sandbox: str, result: ExecResult) -> Complet
         cpu_s=result.cpu_s,
         peak_memory_bytes=result.peak_memory_bytes,
         error=result.error,
+        error_code=result.error_code,
         fault=result.fault,
         step=result.step,
         replayed=result.replayed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -43,6 +43,7 @@ from cloudyard.model import (
 )
 from cloudyard.sdk import files, trees
 from cloudyard.sdk.process import Completed, Process, completed
+from cloudyard.sdk.session import Session
 from cloudyard.sdk.tasks import plain_task_group
 from cloudyard.sdk.transport import Caller, text_only
 from cloudyard.sdk.trees import Transfer
@@ -226,6 +227,29 @@ class Sandbox:
     ) -> Process:
         """An interactive login shell on a terminal: bash where the image has it, else sh."""
         return await self.start(_SHELL, env=env, cwd=cwd, user=user, pty=Pty(rows=rows, cols=cols))
+
+    def session(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        shell: Literal["", "bash", "sh"] = "",
+    ) -> Session:
+        """A stateful shell: directory, variables and functions go on from one command to the next.
+
+        Open it with `async with box.session() as session`, or with `await box.session()` and then close it.
+
+        Args:
+            env: added to the sandbox's own environment.
+            cwd: where it starts; the image's own directory if empty.
+            user: who it runs as: a name, a uid or uid:gid.
+            shell: bash where the sandbox has it, else sh, if empty.
+
+        Raises:
+            InvalidRequest: when it is opened: there is no such user or directory, or no such shell.
+        """
+        return Session(self, self._caller, name=self._id, env=env, cwd=cwd, user=user, shell=shell)
 
     # --- files
     # --------------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ async def wait_out_restarts(
         try:
             return await attempt()
         except YardUnavailable as error:
-            if not error.retry_safe:
+            if not error.retry_safe or error.fault != "infra":
                 raise
             now = time.monotonic()
             outlived = error.code == "connection_lost" and now - begun > patience_s

@@ -38,10 +38,7 @@ CYCLES = 100
 # devices.
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "console")
 MASKS = ("nothing", "nowhere")  # what hides others
-MOUNT_ROOTS = {
-    "/",
-    *(f"/{name}" for name in (*DEVICES, "nothing", "nowhere")),
-}  # the last two: what hides others
+MOUNT_ROOTS = {"/", *(f"/{name}" for name in (*DEVICES, *MASKS))}
 
 MakeBackend = Callable[[], AbstractAsyncContextManager[Backend]]
 

@@ -18,7 +18,7 @@ from typing import Self
 
 import anyio
 
-from cloudyard.edge.backends.base import Files, Instance, InstanceFacts, Usage
+from cloudyard.edge.backends.base import DiskUse, Files, Instance, InstanceFacts, Usage
 from cloudyard.edge.host.files import RootFiles
 from cloudyard.edge.host.processes import Process, Watcher, ended_within, start_time
 from cloudyard.edge.probe import GuestSilent, prove
@@ -64,7 +64,8 @@ class FakeInstance:
         self._files = RootFiles(self._open_root, os.getuid())
         self.directory = backend.directory_of(facts.slot)
         self.killed_for_memory = 0
-        self.forks_refused = 0
+        self.disk_use = DiskUse(used_bytes=0, limit_bytes=0, free_bytes=1 << 40)
+        self.forks_over_limit = 0
 
     @property
     def facts(self) -> InstanceFacts:
@@ -98,13 +99,23 @@ class FakeInstance:
             cpu_s=0.0,
             oom_kills=self.oom_kills(),
             pids=1,
-            pids_refused=self.forks_refused,
+            pids_refused=self.forks_over_limit,
         )
+
+    def disk(self) -> DiskUse:
+        if self._process.ended.is_set():
+            raise self._gone("Reading the counters")
+        return self.disk_use
 
     def oom_kills(self) -> int:
         if self._process.ended.is_set():
             raise self._gone("Reading the counters")
         return self.killed_for_memory
+
+    def forks_refused(self) -> int:
+        if self._process.ended.is_set():
+            raise self._gone("Reading the counters")
+        return self.forks_over_limit
 
     async def crash(self) -> None:
         """Kill PID 1 as the kernel might, and wait until all it had started is gone too."""

@@ -192,6 +192,7 @@ class GuestClient:
         user: str = "",
         options: Options | None = None,
         size: tuple[int, int] = (24, 80),
+        open_files: int = 0,
     ) -> Told:
         """Send EXEC; the command's facts fill up as frames are taken."""
         fields: list[tuple[Tag, bytes | int]] = []
@@ -206,6 +207,8 @@ class GuestClient:
             (Tag.ENV, f"{name}={value}".encode()) for name, value in {"PATH": PATH, **(env or {})}.items()
         ]
         fields += [(Tag.CWD, cwd.encode()), (Tag.OPTIONS, int(options or 0))]
+        if open_files:
+            fields.append((Tag.OPEN_FILES, open_files))
         if user:
             fields.append((Tag.USER, user.encode()))
         if options and options & Options.PTY:

@@ -89,6 +89,7 @@ class Tag(IntEnum):
     STDOUT_ACKED = 32
     STDERR_ACKED = 33
     TREE_ALIVE = 34
+    OPEN_FILES = 35
 
 
 _TEXTS = {Tag.BUILD, Tag.ARG, Tag.SHELL, Tag.ENV, Tag.CWD, Tag.USER, Tag.DATA, Tag.WHAT, Tag.TEXT}

@@ -15,6 +15,7 @@ import anyio
 
 from cloudyard.cli.benchmarks.floors import TRUE, subprocess_s
 from cloudyard.cli.benchmarks.memory import available_mb, daemons_mb, own_mb, settled_mb
+from cloudyard.cli.benchmarks.neighbours import neighbour
 from cloudyard.cli.benchmarks.report import Metric, timed
 from cloudyard.cli.benchmarks.rollouts import call_ms, mixed, rollouts_per_s
 from cloudyard.cli.benchmarks.samples import CLIENTS, GONE_MAX_S, MEMORY, Bench, creates_s, stop_all
@@ -171,9 +172,14 @@ MEASURES: dict[str, Callable[[Bench], Awaitable[list[Metric]]]] = {
     "mixed_exec_ratio": mixed,
     "mixed_create_ratio": mixed,
     "mixed_call_ratio": mixed,
+    "neighbour_exec_ratio": neighbour,
+    "neighbour_info_ratio": neighbour,
     "rollouts_per_s": rollouts_per_s,
 }
-GROUPS = {"mixed": ("mixed_exec_ratio", "mixed_create_ratio", "mixed_call_ratio")}
+GROUPS = {
+    "mixed": ("mixed_exec_ratio", "mixed_create_ratio", "mixed_call_ratio"),
+    "neighbour": ("neighbour_exec_ratio", "neighbour_info_ratio"),
+}
 
 
 async def measure(bench: Bench, only: str = "") -> list[Metric]:

@@ -44,6 +44,8 @@ GOALS = {
     "mixed_exec_ratio": Goal("value", 3.0),
     "mixed_create_ratio": Goal("value", 3.0),
     "mixed_call_ratio": Goal("value", 3.0),
+    "neighbour_exec_ratio": Goal("value", 3.0),
+    "neighbour_info_ratio": Goal("value", 3.0),
 }
 
 

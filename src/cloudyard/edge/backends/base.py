@@ -50,6 +50,17 @@ class Usage(Struct, frozen=True, kw_only=True):
     pids_refused: int
 
 
+class DiskUse(Struct, frozen=True, kw_only=True):
+    """How full an instance's disk is, in bytes."""
+
+    used_bytes: int
+    """What it holds beyond its image, where that is counted; else 0."""
+    limit_bytes: int
+    """What it may hold; 0 where nothing bounds it."""
+    free_bytes: int
+    """What is free for all instances together."""
+
+
 class Files(Protocol):
     """Files of one instance. Paths are absolute inside the sandbox and are resolved there, links too, by the
     kernel.
@@ -125,9 +136,15 @@ class Instance(Protocol):
     def usage(self) -> Usage:
         """Its counters now. Raises SandboxUnavailable when it is gone."""
 
+    def disk(self) -> DiskUse:
+        """How full its disk is. Raises as `usage` does."""
+
     def oom_kills(self) -> int:
         """That one counter, read before and after every command: it has to be cheap. Raises as `usage`
         does."""
+
+    def forks_refused(self) -> int:
+        """Likewise, of forks that its limit of processes refused."""
 
     async def end_processes(self) -> None:
         """End every process in it but PID 1, also one that forks as fast as it can; return once they have

@@ -289,5 +289,9 @@ class Pool:
 
     def _busy(self, why: str) -> LimitExceeded:
         return LimitExceeded(
-            f"The call was not made: {why}.", code="calls_busy", hint="Try again later.", retry_safe=True
+            f"The call was not made: {why}.",
+            code="calls_busy",
+            fault="infra",
+            hint="Try again later.",
+            retry_safe=True,
         )

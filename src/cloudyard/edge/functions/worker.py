@@ -33,6 +33,7 @@ STOP_WAIT_S = 60.0
 START_MEMORY_BYTES = 1024 * MIB  # while it imports; then it gets what its call may use
 OWN_MEMORY_BYTES = 16 * MIB  # of guest, host and cell, beyond what was imported
 WORKER_PIDS = 256
+WORKER_DISK = "64MiB"  # nothing but what a faulty cell leaves: calls write to memory
 MEMORY_LOOK_S = 0.25  # how often it is looked whether a call's memory ran out
 MEMORY_GRACE_S = 1.0  # for an answer after that, which a cell without memory may not come to
 ANSWER_GRACE_S = 10.0  # past a program's own limit; a host that is silent for longer is given up
@@ -350,4 +351,6 @@ NO_PYTHON = "the image has no python3"
 
 
 def _spec(image: str, memory: int) -> SandboxSpec:
-    return SandboxSpec(image=image, cpu=WORKER_CPU, memory=memory, pids=WORKER_PIDS, hostname="function")
+    return SandboxSpec(
+        image=image, cpu=WORKER_CPU, memory=memory, pids=WORKER_PIDS, disk=WORKER_DISK, hostname="function"
+    )

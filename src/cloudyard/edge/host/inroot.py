@@ -212,20 +212,27 @@ def check_regular(mode: int, path: str, doing: str) -> None:
     )
 
 
+def file_system(descriptor: int) -> str:
+    """The kind of file system it is on: by name where files of a sandbox may lie there, else by number.
+    Raises OSError."""
+    buffer = _Statfs()
+    if _libc.fstatfs(descriptor, ctypes.byref(buffer)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    number = buffer.f_type & 0xFFFFFFFF
+    return _FILE_SYSTEMS.get(number, f"{number:#x}")
+
+
 def check_file_system(descriptor: int, path: str, doing: str) -> None:
     """Refuse what lies on a file system of the kernel's, such as /proc.
 
     Raises:
         Forbidden: it does.
     """
-    buffer = _Statfs()
-    if _libc.fstatfs(descriptor, ctypes.byref(buffer)) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    kind = buffer.f_type & 0xFFFFFFFF
-    if kind not in _FILE_SYSTEMS:
+    kind = file_system(descriptor)
+    if kind not in _FILE_SYSTEMS.values():
         raise Forbidden(
-            f"Cannot {doing} {shown(path)}: it is the kernel's (file system {kind:#x}).",
+            f"Cannot {doing} {shown(path)}: it is the kernel's (file system {kind}).",
             code="kernel_file",
             hint="Use a command in the sandbox for /proc, /sys and the like.",
         )

@@ -6,23 +6,15 @@ caller's business.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import struct
 from pathlib import Path
 from typing import Literal
 
-from cloudyard.edge.host import syscalls
+from cloudyard.edge.host import loops, syscalls
 from cloudyard.errors import CloudyardError, LimitExceeded, NotFound, Unsupported
 
 LayerMount = Literal["auto", "direct", "loop"]
 
-LOOP_TRIES = 64  # another process may take the free device that we were told of
-_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
-_LO_FLAGS_READ_ONLY, _LO_FLAGS_AUTOCLEAR = 1, 4
-# struct loop_config: fd, block size, struct loop_info64 (5 u64, 4 u32, name, crypt name, key, 2 u64), 8 u64
-# reserved
-_LOOP_CONFIG = struct.Struct("<II 5Q 4I 64s 64s 32s 2Q 64x")
 _ATTRIBUTES = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOATIME
 
 
@@ -55,38 +47,13 @@ def mount_layer(path: Path, way: LayerMount) -> int:
 def _through_loop(path: Path) -> int:
     backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        device, name = _loop_device(backing, path)
+        device, name = loops.attach(backing, path, read_only=True)
     finally:
         os.close(backing)
     try:
         return syscalls.new_mount("erofs", name, attributes=_ATTRIBUTES)
     finally:
         os.close(device)  # the mount keeps the device from here on; without one it frees itself now
-
-
-def _loop_device(backing: int, path: Path) -> tuple[int, str]:
-    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for _ in range(LOOP_TRIES):
-            name = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-            device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-            flags = _LO_FLAGS_READ_ONLY | _LO_FLAGS_AUTOCLEAR
-            label = os.fsencode(path)[:63]
-            try:
-                fcntl.ioctl(
-                    device,
-                    _LOOP_CONFIGURE,
-                    _LOOP_CONFIG.pack(backing, 0, 0, 0, 0, 0, 0, 0, 0, 0, flags, label, b"", b"", 0, 0),
-                )
-            except OSError as exc:
-                os.close(device)
-                if exc.errno != errno.EBUSY:
-                    raise
-            else:
-                return device, name
-    finally:
-        os.close(control)
-    raise OSError(errno.EBUSY, "every free loop device was taken by another process", "/dev/loop-control")
 
 
 def _translated(exc: OSError, path: Path, way: LayerMount) -> CloudyardError:
@@ -103,12 +70,19 @@ def _translated(exc: OSError, path: Path, way: LayerMount) -> CloudyardError:
                 hint=f"The way {way!r} needs Linux 6.12; use the way 'loop'.",
             )
         case errno.ENODEV:
-            return Unsupported(message, code="erofs_missing", hint="Load the kernel module: modprobe erofs.")
+            return Unsupported(
+                message, code="erofs_missing", fault="infra", hint="Load the kernel module: modprobe erofs."
+            )
         case errno.ENOENT | errno.ENXIO if exc.filename and str(exc.filename).startswith("/dev/loop"):
-            return Unsupported(message, code="loop_missing", hint="Load the kernel module: modprobe loop.")
+            return Unsupported(
+                message, code="loop_missing", fault="infra", hint="Load the kernel module: modprobe loop."
+            )
         case errno.EBUSY | errno.ENOSPC:
             return LimitExceeded(
-                message, code="no_loop_device", hint="Raise the number of loop devices (max_loop)."
+                message,
+                code="no_loop_device",
+                fault="infra",
+                hint="Raise the number of loop devices (max_loop).",
             )
         case _:
-            return Unsupported(message, code="layer_mount_failed")
+            return Unsupported(message, code="layer_mount_failed", fault="infra")

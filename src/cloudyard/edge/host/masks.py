@@ -42,6 +42,10 @@ MASKED = (
     "timer_stats",
     "slabinfo",
     "vmallocinfo",
+    "1/oom_score_adj",  # by which whoever is out of memory could have the guest killed first
+    "1/oom_adj",
+    "1/task/1/oom_score_adj",
+    "1/task/1/oom_adj",
 )
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from cloudyard.core.doctor import DISK_FULL_BYTES, PROGRAMS, UNTRIED, CgroupFacts, HostFacts
-from cloudyard.edge.host import cgroups
+from cloudyard.edge.host import btrfs, cgroups
+from cloudyard.edge.host.disk_pool import PROGRAMS as PATH_OF_PROGRAMS
+from cloudyard.edge.host.seccomp import libseccomp_version
 from cloudyard.edge.host.slots import SLOTS_MAX, UID_END, UID_FIRST
 from cloudyard.errors import CloudyardError
 
@@ -27,13 +29,14 @@ KVM_CREATE_VM = 0xAE01
 BINARIES = ("guest", "launch")
 
 
-def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
+def probe_host(state: Path, *, nats_server: str, binaries: Path, lxcfs: Path | None) -> HostFacts:
     """Read and try everything.
 
     Args:
         state: the state directory, or where it would be made; disk and layers are judged there.
         nats_server: path of that program, or nothing.
         binaries: directory in which the compiled guest and launcher are.
+        lxcfs: path of that program, if there is one.
     """
     where = _existing(state)
     free = shutil.disk_usage(where).free
@@ -57,6 +60,9 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         userns_reason=trials.get("userns_reason", ""),
         idmap_reason=trials.get("idmap_reason", ""),
         overlay_reason=trials.get("overlay_reason", ""),
+        filter_reason=trials.get("filter_reason", ""),
+        libseccomp=libseccomp_version(),
+        vulnerable=_vulnerable(),
         apparmor_restricts=_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == 1,
         cgroup=_cgroups(),
         core_pattern=_text("/proc/sys/kernel/core_pattern"),
@@ -64,6 +70,7 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         threads_max=_number("/proc/sys/kernel/threads-max"),
         pids_in_use=sum(name.isdigit() for name in os.listdir("/proc")),
         descriptors_hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        files_max=_number("/proc/sys/fs/file-max"),
         inotify_instances=_number("/proc/sys/fs/inotify/max_user_instances"),
         namespaces_max=min(
             _number(f"/proc/sys/user/max_{kind}_namespaces")
@@ -73,10 +80,22 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path) -> HostFacts:
         memory_available_bytes=memory.get("MemAvailable", 0),
         disk_free_bytes=free,
         disk_where=str(where),
+        disk_pool_reason=_disk_pool(),
         uid_ranges=SLOTS_MAX,
         uid_overlaps=_uid_overlaps(),
+        swap_total_bytes=memory.get("SwapTotal", 0),
+        lxcfs=str(lxcfs or ""),
         kvm=_kvm(),
     )
+
+
+def _disk_pool() -> str:
+    """What is missing for a pool of sandboxes' disks."""
+    if not btrfs.is_there():
+        return "this kernel has no btrfs"
+    if shutil.which("mkfs.btrfs", path=PATH_OF_PROGRAMS) is None:
+        return "there is no mkfs.btrfs"
+    return "" if os.path.exists("/dev/loop-control") else "there is no /dev/loop-control"
 
 
 def _existing(path: Path) -> Path:
@@ -113,7 +132,7 @@ def _bubblewrap() -> str:
 
 
 def _failed(reason: str) -> dict[str, str]:
-    names = ("erofs_reason", "userns_reason", "idmap_reason", "overlay_reason")
+    names = ("erofs_reason", "userns_reason", "idmap_reason", "overlay_reason", "filter_reason")
     return {"erofs": "untried", **dict.fromkeys(names, reason)}
 
 
@@ -165,6 +184,12 @@ def _try_group(root: Path) -> str:
     except OSError as exc:
         return f"making the group {path}: {exc.strerror}"
     return ""
+
+
+def _vulnerable() -> list[str]:
+    faults = Path("/sys/devices/system/cpu/vulnerabilities")
+    paths = sorted(faults.iterdir()) if faults.is_dir() else []
+    return [path.name for path in paths if _text(path).startswith("Vulnerable")]
 
 
 def _uid_overlaps() -> list[str]:

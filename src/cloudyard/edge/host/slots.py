@@ -149,6 +149,7 @@ class Slots:
         raise LimitExceeded(
             f"All uids of this machine for sandboxes are taken, by the yards {', '.join(sorted(owners))}.",
             code="no_slot",
+            fault="infra",
             hint="Stop sandboxes that are no longer needed.",
         )
 
@@ -250,5 +251,6 @@ def _refuse_overlap(path: Path) -> None:
                 f"{path} gives {name} {number} ids from {first} on, among those that sandboxes need: "
                 f"{UID_FIRST} to {UID_END - 1}.",
                 code="uid_range_taken",
+                fault="infra",
                 hint=f"Move that range in {path}, with usermod --del-subuids and --add-subuids.",
             )

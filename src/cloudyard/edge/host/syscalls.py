@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,15 +19,16 @@ T = TypeVar("T")
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2
 CLONE_FS, CLONE_NEWNS = 0x200, 0x20000
-MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 0x1, 0x4, 0x10
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME = 0x1, 0x2, 0x4, 0x10
 PR_SET_CHILD_SUBREAPER = 36
 
 _AT_FDCWD = -100
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_OPEN_TREE_CLONE = 1
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 # From 424 on, numbers are the same on every architecture.
-_SYS_MOVE_MOUNT, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 429, 430, 431, 432
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 429, 430, 431, 432
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -74,8 +75,14 @@ def enter_mount_namespace(fd: int) -> None:
     _check(_libc.setns(fd, CLONE_NEWNS), "mount namespace")
 
 
-def new_mount(kind: str, source: str, *, attributes: int) -> int:
+def new_mount(kind: str, source: str, *, attributes: int, options: Sequence[str] = ("ro",)) -> int:
     """A mount that is attached nowhere yet, as a descriptor; `move_mount` puts it in its place.
+
+    Args:
+        kind: of the file system.
+        source: the device or file.
+        attributes: MOUNT_ATTR_*, of this mount.
+        options: flags and NAME=VALUE, of the file system.
 
     Raises:
         OSError: the kernel's reason, with its own words where it gave some.
@@ -83,11 +90,11 @@ def new_mount(kind: str, source: str, *, attributes: int) -> int:
     context = _check(_libc.syscall(_SYS_FSOPEN, kind.encode(), _FSOPEN_CLOEXEC), kind)
     try:
         try:
-            _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_SET_FLAG, b"ro", None, 0), source)
-            _check(
-                _libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_SET_STRING, b"source", source.encode(), 0),
-                source,
-            )
+            for option in (f"source={source}", *options):
+                name, equals, value = option.partition("=")
+                how = _FSCONFIG_SET_STRING if equals else _FSCONFIG_SET_FLAG
+                text = value.encode() if equals else None
+                _check(_libc.syscall(_SYS_FSCONFIG, context, how, name.encode(), text, 0), source)
             _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0), source)
         except OSError as exc:
             said = _words(context)
@@ -105,6 +112,12 @@ def _words(context: int) -> str:
     except OSError:
         pass  # ENODATA: no more messages
     return "; ".join(said)
+
+
+def clone_mount(path: str) -> int:
+    """A copy of the mount at a path of this mount namespace, attached nowhere, as a descriptor."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), path)
 
 
 def move_mount(fd: int, target: str) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,15 +43,21 @@ class Template:
 
     @classmethod
     async def make(
-        cls, boxes: Path, way: LayerMount = "auto", *, filters: Mapping[str, bytes] = NO_FILTERS
+        cls,
+        boxes: Path,
+        way: LayerMount = "auto",
+        *,
+        filters: Mapping[str, bytes] = NO_FILTERS,
+        disks: int | None = None,
     ) -> Template:
-        """Build one that shows `boxes` at BOXES and the filters, by name, in FILTERS.
+        """Build one that shows `boxes` at BOXES, or `disks`, a mount that is attached nowhere yet; and the
+        filters, by name, in FILTERS.
 
         Raises:
             Unsupported: this process may not make mount namespaces.
         """
         try:
-            fd = await to_thread.run_sync(lambda: syscalls.on_own_thread(lambda: _build(boxes, filters)))
+            fd = await to_thread.run_sync(syscalls.on_own_thread, partial(_build, boxes, filters, disks))
         except OSError as exc:
             raise Unsupported(
                 f"Making a mount namespace failed at {exc.filename or 'unshare'}: {exc.strerror}.",
@@ -73,6 +81,7 @@ class Template:
                     raise LimitExceeded(
                         f"Mounting the layer {path} failed: {TEMPLATE_LAYERS_MAX} layers are mounted here.",
                         code="too_many_layers",
+                        fault="infra",
                         hint="Restart the edge to let go of those no longer used; sandboxes live on.",
                     )
                 place = f"/layers/{len(self._places)}"
@@ -84,21 +93,30 @@ class Template:
         """Let go of it."""
         os.close(self.fd)
 
+    async def show(self, mounted: int, place: str) -> None:
+        """Put a mount, which is attached nowhere, in a place of its own, instead of what was there. Sandboxes
+        made before do not see it."""
+        await to_thread.run_sync(self._attach, mounted, place)
+
     def _add(self, path: Path, place: str) -> None:
         mounted = mount_layer(path, self._way)
-
-        def attach() -> None:
-            syscalls.enter_mount_namespace(self.fd)
-            os.makedirs(place, exist_ok=True)
-            syscalls.move_mount(mounted, place)
-
         try:
-            syscalls.on_own_thread(attach)
+            self._attach(mounted, place)
         finally:
             os.close(mounted)
 
+    def _attach(self, mounted: int, place: str) -> None:
+        def attach() -> None:
+            syscalls.enter_mount_namespace(self.fd)
+            with suppress(OSError):  # nothing was there
+                syscalls.unmount(place, syscalls.MNT_DETACH)
+            os.makedirs(place, exist_ok=True)
+            syscalls.move_mount(mounted, place)
 
-def _build(boxes: Path, filters: Mapping[str, bytes]) -> int:
+        syscalls.on_own_thread(attach)
+
+
+def _build(boxes: Path, filters: Mapping[str, bytes], disks: int | None) -> int:
     """Make the namespace on this thread, which must end after it. Gives its descriptor."""
     syscalls.unshare(syscalls.CLONE_FS | syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -111,8 +129,12 @@ def _build(boxes: Path, filters: Mapping[str, bytes]) -> int:
             _show_system(root, name)
         for name in ("proc", "dev"):
             _bind(f"/{name}", f"{root}/{name}")
-        _bind(f"/proc/self/fd/{source}", root + BOXES)
-        for name in ("tmp", "old", "root", "layers", *(f"lower/{i}" for i in range(LAYERS_MAX))):
+        if disks is None:
+            _bind(f"/proc/self/fd/{source}", root + BOXES)
+        else:
+            os.mkdir(root + BOXES)
+            syscalls.move_mount(disks, root + BOXES)
+        for name in ("tmp", "old", "root", "pts", "layers", *(f"lower/{i}" for i in range(LAYERS_MAX))):
             os.makedirs(f"{root}/{name}")
         for path in (NOWHERE, FILTERS):
             os.mkdir(root + path)

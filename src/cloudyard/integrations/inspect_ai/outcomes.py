@@ -51,7 +51,7 @@ def exec_result(done: Completed, *, limit_text: str) -> ExecResult[str]:
         raise error
     if done.truncated:
         raise OutputLimitExceededError(limit_text, stdout + stderr)
-    if done.error and done.error.endswith(os.strerror(errno.EACCES)):
+    if done.error_code in ("not_executable", "is_a_directory", "directory_forbidden"):
         raise PermissionError(errno.EACCES, f"The command could not be run: {done.error}")
     if done.error:
         return ExecResult(success=False, returncode=done.exit_code or NOT_RUN, stdout="", stderr=done.error)

@@ -11,6 +11,7 @@ bears its slot's number (`site`), so that the next edge finds all of it again, o
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +25,7 @@ from anyio import CancelScope, create_task_group, to_thread
 from cloudyard.edge.backends.base import Instance, InstanceFacts
 from cloudyard.edge.backends.container.defences import Defences
 from cloudyard.edge.backends.container.instance import ContainerInstance
-from cloudyard.edge.backends.container.maker import Maker
+from cloudyard.edge.backends.container.maker import PARKED_DISK_BYTES, Maker
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.pool import Pool
 from cloudyard.edge.backends.container.site import SOCKET_PATH_MAX, Site
@@ -32,19 +33,24 @@ from cloudyard.edge.backends.container.sites import Sites
 from cloudyard.edge.backends.container.stock import Raised, Shape, Stock
 from cloudyard.edge.host import syscalls
 from cloudyard.edge.host.cgroups import open_cgroups
+from cloudyard.edge.host.disk_pool import is_in_use, open_pool
+from cloudyard.edge.host.disks import Disks, PlainDisks
+from cloudyard.edge.host.lxcfs import Lxcfs
 from cloudyard.edge.host.processes import Process, Watcher, start_time
 from cloudyard.edge.host.seccomp import build_filters
 from cloudyard.edge.host.slots import SLOTS_MAX, Slots
 from cloudyard.edge.host.template import LAYERS_MAX, Template
 from cloudyard.edge.meminfo import swap_total_bytes
-from cloudyard.errors import InvalidRequest, Unsupported
-from cloudyard.model import Image, SandboxId, SandboxSpec
+from cloudyard.errors import CloudyardError, InvalidRequest, Unsupported
+from cloudyard.model import GIB, Image, SandboxId, SandboxSpec, parse_size
 
 __all__ = ["ContainerBackend", "ContainerOptions", "Defences"]
 
 NESTING_WEIGHT = 3000  # of the processor: short work that somebody waits for, beside much that takes long
+MOST_BYTES = 65_536 * GIB  # of a pool that takes what there is
 PIDS_PER_SANDBOX = 8  # of kernel.pid_max, for `capacity`
 DESCRIPTORS_PER_SANDBOX = 4  # of the edge's own limit, for `capacity`
+_log = logging.getLogger(__name__)
 
 
 class ContainerBackend:
@@ -75,6 +81,9 @@ class ContainerBackend:
     async def create(self, sandbox: SandboxId, spec: SandboxSpec, image: Image) -> Instance:
         if spec.swap:
             self._refuse_swap()
+        if parse_size(spec.disk, what="disk") != PARKED_DISK_BYTES and not self._disks.limited:
+            raise _no_pool(spec)
+        _refuse_files(spec.open_files)
         raised = await self._stock.take(await self._shape(spec, image))
         return await self._fitted(raised, sandbox, spec, weight=spec.cpu_weight, pinned=True)
 
@@ -101,6 +110,7 @@ class ContainerBackend:
             probe=tuple(config.probe),
             env=tuple(config.env.items()),
             cpu_class=spec.cpu_class,
+            lxcfs=await self._lxcfs.show(self._template) if spec.lxcfs else 0,
             profile="user_namespaces" if spec.user_namespaces else "sandbox",
         )
 
@@ -130,7 +140,10 @@ class ContainerBackend:
         return self._instance(facts, self._sites.adopted(facts.slot), process, pinned=True)
 
     async def sweep(self, keep: set[int]) -> list[str]:
-        return await self._sites.sweep(keep)
+        removed = await self._sites.sweep(keep)
+        if not keep and await self._lxcfs.end():  # nobody reads its files any more
+            removed.append("ended the daemon lxcfs")
+        return removed
 
     def capacity(self) -> int:
         pids = int(Path("/proc/sys/kernel/pid_max").read_text())
@@ -178,15 +191,20 @@ class ContainerBackend:
             closing.callback(os.close, guest)
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
+            self._lxcfs = Lxcfs(options.lxcfs, options.run / "lxcfs", watcher)
             filters = await to_thread.run_sync(build_filters)
+            disks = self._disks = await to_thread.run_sync(_open_disks, options)
+            closing.callback(disks.close)
             template = self._template = await Template.make(
-                options.boxes, options.layer_mount, filters=filters
+                options.boxes, options.layer_mount, filters=filters, disks=disks.mount
             )
             closing.callback(template.close)
             async with create_task_group() as behind:
                 needed = CancelScope(shield=True)  # emptying the pool waits for ends, also when cancelled
                 behind.start_soon(_watch, watcher, needed)
-                sites = Sites(options, slots=slots, groups=groups, watcher=watcher, behind=behind)
+                sites = Sites(
+                    options, slots=slots, groups=groups, disks=disks, watcher=watcher, behind=behind
+                )
                 maker = Maker(options, sites=sites, watcher=watcher, template=template, guest=guest)
                 pool = Pool(
                     maker.park,
@@ -202,6 +220,7 @@ class ContainerBackend:
                 self._sites, self._maker, self._pool, self._stock = sites, maker, pool, stock
                 try:
                     async with create_task_group() as filling:
+                        filling.start_soon(disks.run)
                         filling.start_soon(pool.run)
                         filling.start_soon(stock.run)
                         yield
@@ -216,17 +235,53 @@ class ContainerBackend:
                 behind.cancel_scope.cancel()
 
 
+def _no_pool(spec: SandboxSpec) -> Unsupported:
+    return Unsupported(
+        f"A sandbox with disk={spec.disk} cannot be made here: this yard has no disk pool.",
+        code="no_disk_pool",
+        hint="Leave disk out; or have a pool on the node: cloudyard doctor says what it needs.",
+    )
+
+
+def _open_disks(options: ContainerOptions) -> Disks:
+    """The disks of sandboxes: in a pool, where the machine can make one."""
+    if options.disk_pool_bytes != 0:
+        most = MOST_BYTES if options.disk_pool_bytes is None else options.disk_pool_bytes
+        try:
+            return open_pool(options.disk_pool, most_bytes=most)
+        except CloudyardError as exc:
+            if options.disk_pool_bytes is not None or is_in_use(options.disk_pool):
+                raise
+            _log.warning("Sandboxes have no limit of disk here: %s", exc)
+    return PlainDisks(options.boxes, options.trash)
+
+
 async def _watch(watcher: Watcher, needed: CancelScope) -> None:
     with needed:
         await watcher.run()
 
 
 def _prepare_process() -> None:
-    """Make this process fit for many sandboxes: as many descriptors as it may have, and heir of their first
-    processes."""
+    """Make this process fit for many sandboxes: as many descriptors as it may have, for it and for what it
+    starts, and heir of their first processes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ceiling = int(Path("/proc/sys/fs/nr_open").read_text())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, ceiling))
+    except ValueError:  # no right to raise it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     syscalls.become_subreaper()
+
+
+def _refuse_files(wanted: int) -> None:
+    """What this process may not open, nothing that it starts may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted > most:
+        raise Unsupported(
+            f"A sandbox with open_files={wanted} cannot be made here: the edge itself may open {most}.",
+            code="open_files_unsupported",
+            hint=f"Ask for at most {most}, or raise the limit before `cloudyard up`: ulimit -Hn {wanted}.",
+        )
 
 
 def _check(options: ContainerOptions) -> None:

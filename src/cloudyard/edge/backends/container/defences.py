@@ -4,8 +4,9 @@ A refusal proves nothing about the wall it is put down to unless the same attemp
 Nothing but code that constructs a backend can say which are up: no configuration, no option, no request.
 
 What is in the C of guest and launcher is left out when they are compiled, as these are named by their paths:
-`make -C guest BUILD=... CFLAGS="-O2 -D..."` with GUEST_DUMPABLE (the guest can be looked into) or
-GUEST_KEEPS_DESCRIPTORS (commands inherit what the guest has open). That bubblewrap sets no_new_privs and
+`make -C guest BUILD=... CFLAGS="-O2 -D..."` with GUEST_DUMPABLE (the guest can be looked into),
+GUEST_KEEPS_DESCRIPTORS (commands inherit what the guest has open) or GUEST_SHARES_UID (root inside can become
+the guest's uid). That bubblewrap sets no_new_privs and
 mounts everything nosuid cannot be left out.
 """
 
@@ -47,6 +48,7 @@ class Defences(Struct, frozen=True, kw_only=True):
     cgroup_namespace: bool = True
     memory_limit: bool = True
     pids_limit: bool = True
+    disk_limit: bool = True
 
     @property
     def own_ids(self) -> bool:

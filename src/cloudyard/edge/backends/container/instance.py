@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 from anyio import CancelScope
 
-from cloudyard.edge.backends.base import Files, InstanceFacts, Usage
+from cloudyard.edge.backends.base import DiskUse, Files, InstanceFacts, Usage
 from cloudyard.edge.backends.container.maker import limits_of
 from cloudyard.edge.backends.container.site import Site, refused
 from cloudyard.edge.host import cgroups
 from cloudyard.edge.host.files import RootFiles
 from cloudyard.edge.host.processes import Process, Watcher, ended_within
 from cloudyard.errors import SandboxUnavailable
-from cloudyard.model import SandboxSpec
+from cloudyard.model import SandboxSpec, parse_size
 
 END_WAIT_S = 10.0  # from SIGKILL to the end of PID 1, which waits for all others
 
@@ -67,9 +67,21 @@ class ContainerInstance:
         except OSError as exc:
             raise self._gone("Reading the counters") from exc
 
+    def disk(self) -> DiskUse:
+        try:
+            return self._site.disk()
+        except OSError as exc:
+            raise self._gone("Reading the counters") from exc
+
     def oom_kills(self) -> int:
         try:
             return self._site.group.oom_kills()
+        except OSError as exc:
+            raise self._gone("Reading the counters") from exc
+
+    def forks_refused(self) -> int:
+        try:
+            return self._site.group.forks_refused()
         except OSError as exc:
             raise self._gone("Reading the counters") from exc
 
@@ -100,6 +112,7 @@ class ContainerInstance:
             if self._pin is not None:
                 self._pin(self._site, spec.cpu)
             self._site.group.limit(limits_of(spec))
+            self._site.limit_disk(parse_size(spec.disk, what="disk"))
         except OSError as exc:
             raise refused(exc, self._site.slot) from exc
 

@@ -96,7 +96,10 @@ class Launcher:
             if not more or len(info) > INFO_BYTES_MAX:
                 self._fail(self._last_report())
             info += more
-        return int(json.loads(info)["child-pid"])
+        try:
+            return int(json.loads(info)["child-pid"])
+        except (ValueError, KeyError, TypeError):
+            self._fail(self._last_report())
 
     def words(self) -> str:
         """What bubblewrap or the guest complained of last."""
@@ -152,13 +155,21 @@ class Launcher:
 
 
 def launch(
-    site: Site, limits: Limits, *, program: str, template: int, guest: int, namespaces: int
+    site: Site,
+    limits: Limits,
+    *,
+    disk_bytes: int,
+    program: str,
+    template: int,
+    guest: int,
+    namespaces: int,
 ) -> Launcher:
     """Make the site and start a launcher in it. Blocks for some milliseconds: for a thread.
 
     Args:
         site: the slot's place, of which nothing is there yet.
         limits: what its cgroup may use to begin with.
+        disk_bytes: what its disk may hold to begin with.
         program: the launcher's path.
         template: descriptor of the template mount namespace.
         guest: descriptor of the guest's program.
@@ -168,7 +179,7 @@ def launch(
         OSError: what failed; the site may be there in part.
     """
     with ExitStack() as closing:
-        listener = closing.enter_context(site.make(limits))
+        listener = closing.enter_context(site.make(limits, disk_bytes=disk_bytes))
         ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         closing.enter_context(control)
         info, info_end = os.pipe()
@@ -210,11 +221,15 @@ def _translated(error: int, what: str, path: str) -> CloudyardError:
             return LimitExceeded(
                 message,
                 code="kernel_limit",
+                fault="infra",
                 hint="A bound of the kernel's: user.max_*_namespaces, fs.mount-max, disk.",
             )
         case errno.EAGAIN | errno.ENOMEM:
             return LimitExceeded(
-                message, code="too_many_processes", hint="Raise kernel.pid_max, or stop sandboxes."
+                message,
+                code="too_many_processes",
+                fault="infra",
+                hint="Raise kernel.pid_max, or stop sandboxes.",
             )
         case errno.EINVAL if what.startswith("mount the overlay"):
             return Unsupported(
@@ -224,11 +239,17 @@ def _translated(error: int, what: str, path: str) -> CloudyardError:
             )
         case errno.EINVAL if what.startswith("map the owners"):
             return Unsupported(
-                message, code="idmap_refused", hint="Mapped EROFS mounts need Linux 5.19 or later."
+                message,
+                code="idmap_refused",
+                fault="infra",
+                hint="Mapped EROFS mounts need Linux 5.19 or later.",
             )
         case errno.EPERM | errno.EACCES | errno.ENOSYS:
             return Unsupported(
-                message, code="kernel_refused", hint="Run cloudyard doctor: it tries each part by itself."
+                message,
+                code="kernel_refused",
+                fault="infra",
+                hint="Run cloudyard doctor: it tries each part by itself.",
             )
         case _:
             return SandboxUnavailable(message, code="start_failed")

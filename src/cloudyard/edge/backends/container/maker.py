@@ -25,6 +25,7 @@ PARK_WAIT_S = 20.0  # a launcher that is not ready then has failed
 START_WAIT_S = 20.0  # from go to the guest's answer
 OWN_PIDS = 8  # processes of ours in a sandbox, beyond those that its user may have
 NO_LIMIT_BYTES, NO_LIMIT_PIDS = 2**50, 2**22  # more than any machine has
+PARKED_DISK_BYTES = parse_size(SandboxSpec(image="").disk, what="disk")
 PARKED_LIMITS = Limits(memory_bytes=512 * MIB, cpu=1.0, pids=256 + OWN_PIDS)
 
 
@@ -131,6 +132,8 @@ class Maker:
             raised.site.group.set_weight(weight)
             if limits != PARKED_LIMITS:
                 raised.site.group.limit(limits)
+            if (disk := parse_size(spec.disk, what="disk")) != PARKED_DISK_BYTES:
+                raised.site.limit_disk(self._disk_bytes(disk))
         except OSError as exc:
             raise refused(exc, raised.site.slot) from exc
 
@@ -149,10 +152,14 @@ class Maker:
             finally:
                 launcher.close()
 
+    def _disk_bytes(self, wanted: int) -> int:
+        return wanted if self._options.defences.disk_limit else NO_LIMIT_BYTES
+
     def _launch(self, site: Site) -> Launcher:
         return launch(
             site,
             PARKED_LIMITS,
+            disk_bytes=self._disk_bytes(PARKED_DISK_BYTES),
             program=str(self._options.launcher),
             template=self._template.fd,
             guest=self._guest,

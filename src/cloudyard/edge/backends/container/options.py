@@ -40,12 +40,17 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     """Sandboxes that run already, of the shapes asked for lately."""
     raised_at_once: int = RAISED_AT_ONCE
     """Sandboxes that are raised at the same time ahead of need."""
+    lxcfs: Path | None = None
+    """The program of that name; None where there is none, and sandboxes that ask for it are refused."""
     layer_mount: LayerMount = "auto"
     """How layers are mounted: straight from the file, through a loop device, or as the kernel can."""
     cgroup_subtree: Path | None = None
     """A cgroup v2 directory that was delegated to us; None: the root of what is mounted."""
     shm_bytes: int = SHM_BYTES
     """Size of each sandbox's /dev/shm."""
+    disk_pool_bytes: int | None = None
+    """What the pool of sandboxes' disks may take of this machine's disk; None: all but a reserve, or no pool
+    where the machine can make none; 0: no pool."""
     claims: Path = CLAIMS_DIR
     """Where the yards of this machine agree on who has which uids."""
     defences: Defences = Defences()
@@ -55,6 +60,11 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     def boxes(self) -> Path:
         """A directory per slot with what its sandbox wrote."""
         return self.state / "edge" / "boxes"
+
+    @property
+    def disk_pool(self) -> Path:
+        """The file that holds their disks, where they are in a pool."""
+        return self.state / "edge" / "disks.btrfs"
 
     @property
     def trash(self) -> Path:

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import socket
 from pathlib import Path
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, to_thread
 
+from cloudyard.edge.backends.base import DiskUse
 from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.host import cgroups
 from cloudyard.edge.host.cgroups import Group, Limits
+from cloudyard.edge.host.disks import Disks
 from cloudyard.edge.host.processes import Watcher, kill_all
 from cloudyard.edge.host.slots import uid_base
-from cloudyard.edge.host.trash import discard
 from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable
 
 EMPTY_WAIT_S = 15.0  # from SIGKILL to the end of the last process
-DISK_WAIT_S = 5.0  # a stop waits so long for its disk to be removed; the rest goes on behind it
 LISTEN_BACKLOG = 16
 RAISING_WEIGHT = 5000  # of the processor: somebody waits for it, and it takes a few ms
 SOCKET_PATH_MAX = 107  # bytes, the kernel's
@@ -33,15 +32,15 @@ SOCKET_PATH_MAX = 107  # bytes, the kernel's
 class Site:
     """A slot's place on the machine."""
 
-    def __init__(self, slot: int, options: ContainerOptions, group: Group) -> None:
+    def __init__(self, slot: int, options: ContainerOptions, group: Group, disks: Disks) -> None:
         self.slot = slot
         self.base = uid_base(slot) if options.defences.own_ids else 0
         self.group = group
-        self.directory = options.boxes / str(slot)
         self.socket_path = options.guests / f"{slot}.sock"
-        self._trash = options.trash
+        self._disks = disks
+        self._disk = str(slot)
 
-    def make(self, limits: Limits) -> socket.socket:
+    def make(self, limits: Limits, *, disk_bytes: int) -> socket.socket:
         """Make all of it. Gives the socket that the guest is to listen on.
 
         Raises:
@@ -50,9 +49,9 @@ class Site:
         self.group.make()
         self.group.limit(limits)
         self.group.set_weight(RAISING_WEIGHT)
-        self.directory.mkdir(mode=0o700)
+        directory = self._disks.make(self._disk, disk_bytes)
         for name in ("upper", "work"):
-            path = self.directory / name
+            path = directory / name
             path.mkdir()
             os.chmod(path, 0o755)  # whatever our umask: every user of the sandbox goes through `upper`, its /
             os.chown(path, self.base, self.base)
@@ -64,6 +63,14 @@ class Site:
             listener.close()
             raise
         return listener
+
+    def limit_disk(self, most_bytes: int) -> None:
+        """Bound what its sandbox may write. Raises OSError."""
+        self._disks.limit(self._disk, most_bytes)
+
+    def disk(self) -> DiskUse:
+        """How full its disk is. Raises OSError."""
+        return self._disks.use(self._disk)
 
     def connect(self) -> socket.socket:
         """A new non-blocking connection to the guest.
@@ -86,7 +93,7 @@ class Site:
         """Kill what runs in it and take everything down. Finishes when cancelled, and is bounded.
 
         Returns:
-            What is still to be removed of the disk, in the trash, where it was too much for DISK_WAIT_S.
+            What is still to be discarded of the disk, where that takes long.
 
         Raises:
             CloudyardError: a process does not die, or the kernel keeps something; the site is still there.
@@ -133,12 +140,7 @@ class Site:
     def _take_down(self) -> Path | None:
         cgroups.remove(self.group)
         self.socket_path.unlink(missing_ok=True)
-        thrown = self._trash / f"{self.slot}-{secrets.token_hex(4)}"
-        try:
-            self.directory.rename(thrown)  # at once: the slot can be used again before its disk is empty
-        except FileNotFoundError:
-            return None
-        return None if discard(thrown, DISK_WAIT_S) else thrown
+        return self._disks.remove(self._disk)
 
 
 def refused(exc: OSError, slot: int) -> CloudyardError:
@@ -146,14 +148,19 @@ def refused(exc: OSError, slot: int) -> CloudyardError:
     message = f"Preparing slot {slot} failed at {exc.filename or 'an unnamed object'}: {exc.strerror}."
     match exc.errno:
         case errno.ENOSPC | errno.EDQUOT if "cgroup" not in str(exc.filename):
-            return LimitExceeded(message, code="disk_full", hint="Free space where the yard keeps its state.")
+            return LimitExceeded(
+                message, code="disk_full", fault="infra", hint="Free space where the yard keeps its state."
+            )
         case errno.EMFILE | errno.ENFILE:
             return LimitExceeded(
-                message, code="too_many_descriptors", hint="Raise the edge's limit: ulimit -n."
+                message, code="too_many_descriptors", fault="infra", hint="Raise the edge's limit: ulimit -n."
             )
         case errno.EAGAIN | errno.ENOMEM:
             return LimitExceeded(
-                message, code="too_many_processes", hint="Raise kernel.pid_max, or stop sandboxes."
+                message,
+                code="too_many_processes",
+                fault="infra",
+                hint="Raise kernel.pid_max, or stop sandboxes.",
             )
         case _:
             return cgroups.refused(exc, f"Preparing slot {slot}")

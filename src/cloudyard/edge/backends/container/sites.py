@@ -12,6 +12,7 @@ from cloudyard.edge.backends.container.options import ContainerOptions
 from cloudyard.edge.backends.container.site import Site
 from cloudyard.edge.host.cgroups import Cgroups
 from cloudyard.edge.host.cpus import CpuPlan
+from cloudyard.edge.host.disks import Disks
 from cloudyard.edge.host.processes import Watcher
 from cloudyard.edge.host.slots import Slots
 from cloudyard.edge.host.trash import discard
@@ -30,20 +31,29 @@ class Sites:
         options: where sites are.
         slots: numbers for them, opened.
         groups: the yard's parent cgroups.
+        disks: the yard's disks.
         watcher: sees the ends of processes; it must run.
         behind: where disks too large for a stop to wait for are removed.
     """
 
     def __init__(
-        self, options: ContainerOptions, *, slots: Slots, groups: Cgroups, watcher: Watcher, behind: TaskGroup
+        self,
+        options: ContainerOptions,
+        *,
+        slots: Slots,
+        groups: Cgroups,
+        disks: Disks,
+        watcher: Watcher,
+        behind: TaskGroup,
     ) -> None:
         self._options = options
         self._slots = slots
         self._groups = groups
+        self._disks = disks
         self._watcher = watcher
         self._behind = behind
         self._threads = CapacityLimiter(REMOVED_AT_ONCE)
-        self._disks = CapacityLimiter(1)
+        self._discarding = CapacityLimiter(1)
         ours = os.sched_getaffinity(0)
         self._cpus = CpuPlan([cpu for cpu in groups.cpus if cpu in ours])
         self._left = (
@@ -55,7 +65,8 @@ class Sites:
         """A site with nothing on it, for a sandbox of that class. Raises LimitExceeded when the machine has
         no slot left."""
         slot = self._slots.take()
-        return Site(slot, self._options, self._groups.group(str(slot), idle=cpu_class == "best_effort"))
+        group = self._groups.group(str(slot), idle=cpu_class == "best_effort")
+        return Site(slot, self._options, group, self._disks)
 
     def pin(self, site: Site, cpu: float) -> None:
         """Let a sandbox run on as many processors as it has cores, and see no others. Raises OSError."""
@@ -110,21 +121,21 @@ class Sites:
         async with create_task_group() as tasks:
             for slot in self._left - keep:
                 tasks.start_soon(one, slot)
-        for path in self._options.trash.iterdir():
+        for path in self._disks.left():
             self._behind.start_soon(self._discard, path)
             done.append(f"removing the disk {path.name}")
         return done
 
     def _at(self, slot: int) -> Site:
-        return Site(slot, self._options, self._groups.find(str(slot)))
+        return Site(slot, self._options, self._groups.find(str(slot)), self._disks)
 
     def _on_this_machine(self) -> set[int]:
         """Slots of which something is there."""
-        names = [*self._groups.names(), *os.listdir(self._options.boxes)]
+        names = [*self._groups.names(), *self._disks.names()]
         names += [name.removesuffix(".sock") for name in os.listdir(self._options.guests)]
         return {int(name) for name in names if name.isdigit()}
 
     async def _discard(self, path: Path) -> None:
         """Remove a large disk, a slice at a time, behind everything else."""
-        while not await to_thread.run_sync(discard, path, DISCARD_SLICE_S, limiter=self._disks):
+        while not await to_thread.run_sync(discard, path, DISCARD_SLICE_S, limiter=self._discarding):
             pass

@@ -37,6 +37,8 @@ class Shape(NamedTuple):
     probe: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     cpu_class: CpuClass = "latency"
+    lxcfs: int = 0
+    """Pid of the daemon that shows it its own /proc; 0 for none."""
     profile: Profile = "sandbox"
     """What its system calls may do, and with it its root."""
 

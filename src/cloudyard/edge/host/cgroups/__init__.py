@@ -87,6 +87,9 @@ class Group(Protocol):
     def oom_kills(self) -> int:
         """Processes of it that the kernel has killed for memory."""
 
+    def forks_refused(self) -> int:
+        """Forks in it that its limit of processes refused."""
+
     def remove(self) -> None:
         """Remove it, if it is there. EBUSY while a process is in it."""
 
@@ -185,6 +188,7 @@ def choose(mounts: Sequence[Mount]) -> Path | dict[str, Path]:
         raise Unsupported(
             f"Limits of sandboxes need the cgroup controllers {', '.join(missing)}, which are not here.",
             code="cgroups_missing",
+            fault="infra",
             hint="Mount cgroup2 at /sys/fs/cgroup, or run the edge where it can write the host's cgroups.",
         )
     return found
@@ -232,11 +236,17 @@ def refused(exc: OSError, what: str) -> CloudyardError:
     match exc.errno:
         case errno.ENOSPC | errno.EAGAIN:
             return LimitExceeded(
-                message, code="too_many_cgroups", hint="Stop sandboxes that are no longer needed."
+                message,
+                code="too_many_cgroups",
+                fault="infra",
+                hint="Stop sandboxes that are no longer needed.",
             )
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return Unsupported(
-                message, code="cgroups_refused", hint="An edge must be root and see the host's cgroups."
+                message,
+                code="cgroups_refused",
+                fault="infra",
+                hint="An edge must be root and see the host's cgroups.",
             )
         case _:
-            return Unsupported(message, code="cgroups_failed")
+            return Unsupported(message, code="cgroups_failed", fault="infra")

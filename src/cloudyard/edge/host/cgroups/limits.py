@@ -11,6 +11,7 @@ PARENT = "cloudyard"  # in each hierarchy; in it one for each yard
 # on the machine, our own daemons too: a group is idle beside its siblings only, and below PARENT it would
 # still make them wait.
 IDLE_PARENT = "cloudyard-best-effort"
+SOCKET_PART = 8  # of the memory
 CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000  # the kernel's own least
 WEIGHT_DEFAULT = 100  # of a busy processor, as version 2 counts
@@ -26,6 +27,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     cpu: float
     """Cores."""
     pids: int
+
+    @property
+    def socket_bytes(self) -> int:
+        """What TCP connections may hold of what was sent and not yet read, where that is counted apart."""
+        return self.memory_bytes // SOCKET_PART
 
     @property
     def cpu_quota_us(self) -> int:

@@ -67,6 +67,8 @@ class GroupV1:
             steps.insert(0 if raising else 1, (both, together))
         for path, value in steps:
             files.write(path, str(value))
+        # What connections hold is counted apart here, and not at all without a limit of its own.
+        files.write_if_there(memory / "memory.kmem.tcp.limit_in_bytes", str(limits.socket_bytes))
         cpu = self._at("cpu")
         files.write(cpu / "cpu.cfs_period_us", str(CPU_PERIOD_US))
         files.write(cpu / "cpu.cfs_quota_us", str(limits.cpu_quota_us))
@@ -98,12 +100,15 @@ class GroupV1:
             cpu_s=files.read_number(self._at("cpuacct") / "cpuacct.usage") / 1e9,
             oom_kills=self.oom_kills(),
             pids=files.read_number(pids / "pids.current"),
-            pids_refused=files.read_table(pids / "pids.events").get("max", 0),
+            pids_refused=self.forks_refused(),
         )
 
     def oom_kills(self) -> int:
         parent = self._parents.homes["memory"]
         return files.read_entry(f"{parent}/{self._name}/memory.oom_control", "oom_kill")
+
+    def forks_refused(self) -> int:
+        return files.read_entry(f"{self._parents.homes['pids']}/{self._name}/pids.events", "max")
 
     def remove(self) -> None:
         # A removed group lives on in the kernel, with 150 KB where there once were 1,000 sandboxes, for as

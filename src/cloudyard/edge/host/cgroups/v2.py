@@ -70,11 +70,14 @@ class GroupV2:
             cpu_s=files.read_table(home / "cpu.stat")["usage_usec"] / 1e6,
             oom_kills=self.oom_kills(),
             pids=files.read_number(home / "pids.current"),
-            pids_refused=files.read_table(home / "pids.events").get("max", 0),
+            pids_refused=self.forks_refused(),
         )
 
     def oom_kills(self) -> int:
         return files.read_entry(f"{self._home}/memory.events", "oom_kill")
+
+    def forks_refused(self) -> int:
+        return files.read_entry(f"{self._home}/pids.events", "max")
 
     def remove(self) -> None:
         # As in version 1, by the file that Linux 5.19 brought. It tells by EAGAIN that it found less.

@@ -3,6 +3,7 @@ edge's life. Knows libseccomp, and nobody else does."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from cloudyard.edge.host.seccomp.newer import newer_calls
 from cloudyard.edge.host.seccomp.policy import Profile, Rule, rules
 from cloudyard.errors import Unsupported
 
-__all__ = ["NEWER", "Filters", "Profile", "build_filters"]
+__all__ = ["NEWER", "Filters", "Profile", "build_filters", "libseccomp_version"]
 
 NEWER = "newer"
 PROFILES: tuple[Profile, ...] = ("sandbox", "user_namespaces", "worker")
@@ -37,6 +38,17 @@ def build_filters() -> Filters:
     for profile in PROFILES:
         filters[profile] = _program(library, rules(profile))
     return MappingProxyType(filters)
+
+
+def libseccomp_version() -> str:
+    """Its version; empty where it cannot be loaded."""
+    try:
+        _library()
+    except Unsupported:
+        return ""
+    version = ctypes.CDLL("libseccomp.so.2").seccomp_version
+    version.restype = ctypes.POINTER(ctypes.c_uint * 3)
+    return ".".join(map(str, version().contents))
 
 
 def _library() -> Any:
