@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cloudyard.sdk.process import Completed as Completed, Process as Process
     from cloudyard.sdk.sandbox import Sandbox as Sandbox
     from cloudyard.sdk.session import Session as Session, SessionResult as SessionResult
+    from cloudyard.sdk.trees import Transfer as Transfer
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOMES = {
     "Process": "cloudyard.sdk.process",
     "Sandbox": "cloudyard.sdk.sandbox",
     **dict.fromkeys(("Session", "SessionResult"), "cloudyard.sdk.session"),
+    "Transfer": "cloudyard.sdk.trees",
     "Yard": "cloudyard.sdk.client",
     "connect": "cloudyard.sdk.client",
 }

@@ -27,6 +27,7 @@ PUBLIC = {
     "Sandbox",
     "Session",
     "SessionResult",
+    "Transfer",
     "Yard",
     "__version__",
     "blocking",

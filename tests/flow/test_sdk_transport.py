@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from cloudyard import Conflict, NotFound, Unauthorized, YardUnavailable, connect
-from cloudyard.errors import CloudyardError, LimitExceeded, SandboxUnavailable
+from cloudyard import (
+    Conflict,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    Unauthorized,
+    YardUnavailable,
+    connect,
+)
+from cloudyard.errors import CloudyardError, SandboxUnavailable
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
     AnyOp,
     AnyResult,
     CommandInfo,
-    DirListing,
     Done,
     Exec,
     ExecResult,
     FileChunk,
     FileInfo,
-    ListDir,
+    FileKind,
+    ListTree,
     OutputChunk,
     ReadFile,
     ReadOutput,
     SandboxInfo,
     Start,
     Stat,
+    TreeEntry,
+    TreePart,
     UploadChunk,
     UploadCommit,
 )
@@ -397,36 +410,86 @@ async def test_a_file_that_changes_while_it_is_read_is_an_error() -> None:
             await box_of(yard).read("/x")
 
 
-async def test_a_download_never_leaves_its_directory(tmp_path) -> None:
-    """A sandbox that lists evil names, or turns a link of an earlier download into a directory."""
-    outside = tmp_path / "outside"
-    outside.mkdir()
+def entry(name: bytes, kind: FileKind = "file", **fields: Any) -> TreeEntry:
+    """As an edge would send it."""
+    if kind == "file":
+        fields = {"data": b"x", "size": 1, "sha256": sha256(b"x").digest(), **fields}
+    return TreeEntry(name=name, kind=kind, mode=0o755, **fields)
 
-    def entry(path: str, kind: str, target: str = "") -> FileInfo:
-        return FileInfo(path=path, kind=kind, size=1, mode=0o755, uid=0, gid=0, mtime_ns=0, target=target)
 
-    listing: dict[str, list[FileInfo]] = {}
+def tree(*entries: TreeEntry, more: bool = False) -> Callable[[AnyOp, str], Awaitable[AnyResult]]:
+    """A yard with one directory, in which an edge that is not ours lists what it likes."""
 
-    async def evil(op: AnyOp, key: str) -> AnyResult:
+    async def answer(op: AnyOp, key: str) -> AnyResult:
         match op:
             case Stat(path=path):
-                return entry(path, "directory")
-            case ListDir(path=path):
-                return DirListing(path=path, entries=listing.get(path, []))
+                return FileInfo(path=path, kind="directory", size=0, mode=0o755, uid=0, gid=0, mtime_ns=0)
+            case ListTree():
+                return TreePart(entries=list(entries), more=more)
             case ReadFile():
-                return FileChunk(data=b"x", offset=0, size=1)
+                return FileChunk(data=b"", offset=0, size=1 << 62, mtime_ns=0)
         raise AssertionError(op)
 
-    async with scripted(evil) as (_, yard):
-        box = box_of(yard)
-        listing["/d"] = [entry("/d/..", "file")]
+    return answer
+
+
+@pytest.mark.parametrize("name", [b"..", b"../x", b"a/../../x", b"/etc/x", b"", b".", b"a//x", b"a\0", b"x/"])
+async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: bytes) -> None:
+    async with scripted(tree(entry(name))) as (_, yard):
         with pytest.raises(CloudyardError, match="lists an entry"):
-            await box.download("/d", tmp_path / "got")
-        listing["/d"] = [entry("/d/a", "symlink", str(outside))]
-        await box.download("/d", tmp_path / "got")
-        assert (tmp_path / "got" / "a").is_symlink()
-        listing["/d"] = [entry("/d/a", "directory")]
-        listing["/d/a"] = [entry("/d/a/f", "file")]
-        await box.download("/d", tmp_path / "got")
+            await box_of(yard).download("/d", tmp_path / "got")
+    assert [path.name for path in tmp_path.rglob("*")] == ["got"]
+
+
+async def test_a_download_never_goes_through_a_link(tmp_path: Path) -> None:
+    """One of the same download, or of an earlier one, at whose place there is now a directory."""
+    outside, got = tmp_path / "outside", tmp_path / "got"
+    outside.mkdir()
+    link = entry(b"a", "symlink", target=bytes(outside))
+    async with scripted(tree(link, entry(b"a/f"))) as (_, yard):
+        with pytest.raises(InvalidRequest, match="got/a/f on this machine failed: not a directory"):
+            await box_of(yard).download("/d", got)
+    assert (got / "a").is_symlink()
+    async with scripted(tree(entry(b"a", "directory"), entry(b"a/f"))) as (_, yard):
+        await box_of(yard).download("/d", got)
     assert list(outside.iterdir()) == []
-    assert (tmp_path / "got" / "a" / "f").read_bytes() == b"x"
+    assert (got / "a" / "f").read_bytes() == b"x"
+
+
+async def test_an_entry_that_comes_again_is_refused_and_a_listing_without_end_ends(tmp_path: Path) -> None:
+    """A name twice could be a directory first and a link then; a part that repeats itself would never end."""
+    async with scripted(tree(entry(b"a", "directory"), entry(b"a", "symlink", target=b"/"))) as (_, yard):
+        with pytest.raises(CloudyardError, match="lists an entry b'a'"):
+            await box_of(yard).download("/d", tmp_path)
+    for entries in ((entry(b"a"), entry(b"b")), ()):
+        async with scripted(tree(*entries, more=True)) as (_, yard):
+            with anyio.fail_after(5), pytest.raises(CloudyardError, match="lists an entry"):
+                await box_of(yard).download("/d", tmp_path / "got")
+
+
+async def test_what_is_larger_than_allowed_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
+    """A sparse file claims any size."""
+    huge = entry(b"f", data=None, size=1 << 62)
+    async with scripted(tree(huge)) as (_, yard):
+        with pytest.raises(LimitExceeded, match="max_bytes is 68719476736") as caught:
+            await box_of(yard).download("/d", tmp_path)
+        with pytest.raises(LimitExceeded, match="max_bytes is 1073741824"):
+            await box_of(yard).read("/f")
+    assert caught.value.code == "too_large"
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_bytes_that_are_not_those_read_in_the_sandbox_are_an_error(tmp_path: Path) -> None:
+    """Each piece comes with the SHA-256 that was made where it was read."""
+    digest = sha256(b"y").digest()
+    async with scripted(tree(entry(b"f", sha256=digest))) as (_, yard):
+        with pytest.raises(CloudyardError, match="SHA-256"):
+            await box_of(yard).download("/d", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+    async def damaged(op: AnyOp, key: str) -> AnyResult:
+        return FileChunk(data=b"x", offset=0, size=1, sha256=digest)
+
+    async with scripted(damaged) as (_, yard):
+        with pytest.raises(CloudyardError, match="SHA-256"):
+            await box_of(yard).read("/f")

@@ -32,6 +32,7 @@ from cloudyard.model import (
     KillAll,
     ListCommands,
     ListDir,
+    ListTree,
     MakeDir,
     OutputChunk,
     ReadFile,
@@ -47,15 +48,30 @@ from cloudyard.model import (
     UploadCommit,
     Wait,
     WriteFile,
+    WriteTree,
+    check_below,
     check_command,
+    check_entries,
     check_key,
     check_path,
 )
 from cloudyard.wire.guest import Kind, Tag, encode
 
 DAY_S = 24 * 3600
-READS = (Wait, ReadOutput, ListCommands, ReadFile, ListDir, Stat)
+READS = (Wait, ReadOutput, ListCommands, ReadFile, ListTree, ListDir, Stat)
 NO_STEP = (UploadChunk,)
+FileOp = (
+    ReadFile
+    | WriteFile
+    | UploadChunk
+    | UploadCommit
+    | ListTree
+    | WriteTree
+    | ListDir
+    | Stat
+    | Remove
+    | MakeDir
+)
 
 
 def check(op: AnyOp) -> None:
@@ -68,6 +84,11 @@ def check(op: AnyOp) -> None:
         check_command(op.command)
     elif isinstance(op, KeepAlive):
         _check_lives(op)
+    elif isinstance(op, WriteTree):
+        check_entries(op.entries)
+    for below in (getattr(op, "below", b""), getattr(op, "after", b"")):
+        if below:
+            check_below(below)
     path = getattr(op, "path", None)
     if path is not None:
         check_path(path)
@@ -213,6 +234,8 @@ async def _perform_in(sandbox: Sandbox, op: AnyOp) -> AnyResult:
             | WriteFile()
             | UploadChunk()
             | UploadCommit()
+            | ListTree()
+            | WriteTree()
             | ListDir()
             | Stat()
             | Remove()
@@ -224,22 +247,30 @@ async def _perform_in(sandbox: Sandbox, op: AnyOp) -> AnyResult:
             return result
 
 
-async def _perform_on_files(
-    sandbox: Sandbox,
-    op: ReadFile | WriteFile | UploadChunk | UploadCommit | ListDir | Stat | Remove | MakeDir,
-) -> AnyResult:
+async def _perform_on_files(sandbox: Sandbox, op: FileOp) -> AnyResult:
     files = sandbox.check_running().files
     match op:
         case ReadFile():
-            return await files.read(op.path, op.offset, min(op.max_bytes, CHUNK_BYTES_MAX))
+            return await files.read(op.path, op.offset, min(op.max_bytes, CHUNK_BYTES_MAX), below=op.below)
         case WriteFile():
             return await files.write(op.path, op.data, mode=op.mode, parents=op.parents)
         case UploadChunk():
             return Done(taken=await files.upload_chunk(op.upload_id, op.offset, op.data))
         case UploadCommit():
             return await files.upload_commit(
-                op.upload_id, op.path, size=op.size, sha256=op.sha256, mode=op.mode, parents=op.parents
+                op.upload_id,
+                op.path,
+                size=op.size,
+                sha256=op.sha256,
+                mode=op.mode,
+                parents=op.parents,
+                below=op.below,
             )
+        case ListTree():
+            return await files.list_tree(op.path, op.after)
+        case WriteTree():
+            await files.write_tree(op.path, op.entries)
+            return Done()
         case ListDir():
             return await files.list_dir(op.path)
         case Stat():

@@ -21,6 +21,7 @@ from cloudyard.model.basics import (
     KIB as KIB,
     LABEL_BYTES_MAX as LABEL_BYTES_MAX,
     LABELS_MAX as LABELS_MAX,
+    LIST_DIR_BYTES_MAX as LIST_DIR_BYTES_MAX,
     LIST_DIR_MAX as LIST_DIR_MAX,
     MEMORY_MAX_BYTES as MEMORY_MAX_BYTES,
     MEMORY_MIN_BYTES as MEMORY_MIN_BYTES,
@@ -101,6 +102,7 @@ from cloudyard.model.operations import (
     KillAll as KillAll,
     ListCommands as ListCommands,
     ListDir as ListDir,
+    ListTree as ListTree,
     MakeDir as MakeDir,
     Op as Op,
     ReadFile as ReadFile,
@@ -116,6 +118,7 @@ from cloudyard.model.operations import (
     UploadCommit as UploadCommit,
     Wait as Wait,
     WriteFile as WriteFile,
+    WriteTree as WriteTree,
 )
 from cloudyard.model.parts import (
     EDGE_SILENT_S as EDGE_SILENT_S,
@@ -138,10 +141,20 @@ from cloudyard.model.results import (
     OutputChunk as OutputChunk,
     Result as Result,
     SandboxInfo as SandboxInfo,
+    TreePart as TreePart,
 )
 from cloudyard.model.specs import (
     CommandSpec as CommandSpec,
     CreateRequest as CreateRequest,
     Pty as Pty,
     SandboxSpec as SandboxSpec,
+)
+from cloudyard.model.trees import (
+    TREE_DIR_MAX as TREE_DIR_MAX,
+    TREE_INLINE_BYTES_MAX as TREE_INLINE_BYTES_MAX,
+    TREE_PART_BYTES_MAX as TREE_PART_BYTES_MAX,
+    TREE_PART_ENTRIES_MAX as TREE_PART_ENTRIES_MAX,
+    TreeEntry as TreeEntry,
+    check_below as check_below,
+    check_entries as check_entries,
 )

@@ -41,6 +41,7 @@ LABEL_BYTES_MAX = 256
 KEY_BYTES_MAX = 200
 CREATE_MANY_MAX = 4096
 LIST_DIR_MAX = 20_000  # entries of one directory
+LIST_DIR_BYTES_MAX = 4 * MIB  # of their paths and link targets
 
 BackendName = Literal["function", "container", "microvm", "vm"]
 CpuClass = Literal["latency", "best_effort"]

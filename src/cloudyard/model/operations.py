@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from cloudyard.model.basics import CHUNK_BYTES_MAX, StreamName
 from cloudyard.model.specs import CommandSpec, Pty
+from cloudyard.model.trees import TreeEntry
 
 
 class Op(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op"):
@@ -87,6 +88,8 @@ class ReadFile(Op, tag="read_file", frozen=True):
     path: str
     offset: int = 0
     max_bytes: int = CHUNK_BYTES_MAX
+    below: bytes = b""
+    """A name in a tree whose top is `path`, as ListTree gives it; it need not be UTF-8."""
 
 
 class WriteFile(Op, tag="write_file", frozen=True):
@@ -119,6 +122,31 @@ class UploadCommit(Op, tag="upload_commit", frozen=True):
     sha256: str
     mode: int | None = None
     parents: bool = True
+    below: bytes = b""
+    """A name in a tree whose top is `path`, as in ReadFile."""
+
+
+class ListTree(Op, tag="list_tree", frozen=True):
+    """A part of all that is below a directory, small files with their content. Gives TreePart.
+
+    Names come in ascending order, each directory before what is in it, so a name says where to go on: nothing
+    is kept between two parts, and a tree that changes meanwhile is seen as each part finds it.
+    """
+
+    path: str
+    after: bytes = b""
+    """The last name that is held already."""
+
+
+class WriteTree(Op, tag="write_tree", frozen=True):
+    """Write many entries below a directory, in their order, each in one move. Gives Done.
+
+    Missing directories are made. At the first entry that cannot be written it ends, with an error that names
+    it.
+    """
+
+    path: str
+    entries: list[TreeEntry]
 
 
 class ListDir(Op, tag="list_dir", frozen=True):
@@ -185,6 +213,8 @@ AnyOp = (
     | WriteFile
     | UploadChunk
     | UploadCommit
+    | ListTree
+    | WriteTree
     | ListDir
     | Stat
     | Remove

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from cloudyard.model.basics import BackendName, FileKind, LimitName, SandboxState, StartError
+from cloudyard.model.trees import TreeEntry
 
 FaultLabel = Literal["policy", "infra"]
 
@@ -130,6 +131,15 @@ class FileChunk(Result, tag="file_chunk", frozen=True):
     offset: int
     size: int
     mtime_ns: int = 0
+    sha256: bytes = b""
+    """Of `data`, made where it was read."""
+
+
+class TreePart(Result, tag="tree_part", frozen=True):
+    """Entries of a tree in ascending order. While there is `more`, ask again after the last one's name."""
+
+    entries: list[TreeEntry] = []
+    more: bool = False
 
 
 class DirListing(Result, tag="dir", frozen=True):
@@ -173,6 +183,7 @@ AnyResult = (
     | Done
     | FileInfo
     | FileChunk
+    | TreePart
     | DirListing
     | SandboxInfo
 )

@@ -237,13 +237,13 @@ class Box:
         """Copy a file or directory of this machine into the sandbox."""
         path = self._path(path)
         async with self._act("upload", {"local": str(local), "path": path}):
-            return await self._sandbox.upload(local, path)
+            await self._sandbox.upload(local, path)
 
     async def download(self, path: str, local: str | Path) -> None:
         """Copy a file or directory out of the sandbox. Do not follow links in it."""
         path = self._path(path)
         async with self._act("download", {"path": path, "local": str(local)}):
-            return await self._sandbox.download(path, local)
+            await self._sandbox.download(path, local)
 
     def _path(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self._cwd, path)) if path else self._cwd

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from cloudyard.errors import Conflict, InvalidRequest, NotFound
 from cloudyard.model import (
+    GIB,
     KIB,
     MIB,
     OUTPUT_LIMIT_DEFAULT_BYTES,
@@ -40,13 +41,16 @@ from cloudyard.model import (
     check_path,
     edge_of,
 )
-from cloudyard.sdk import files
+from cloudyard.sdk import files, trees
 from cloudyard.sdk.process import Completed, Process, completed
 from cloudyard.sdk.session import Session
 from cloudyard.sdk.tasks import plain_task_group
 from cloudyard.sdk.transport import Caller, text_only
+from cloudyard.sdk.trees import Transfer
 
 KILL_WITHIN_S = 10.0  # after the caller of `run` was cancelled
+READ_BYTES_MAX = GIB  # of one file, in memory, unless the caller says otherwise
+DOWNLOAD_BYTES_MAX = 64 * GIB  # on the caller's disk, unless it says otherwise: a sandbox may claim any size
 INLINE_STDIN_BYTES_MAX = 384 * KIB  # larger input goes through the pipe of a started command
 START_OUTPUT_LIMIT_DEFAULT_BYTES = 256 * MIB  # kept per stream of a started command, which may run for long
 _SHELL = "command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l"
@@ -250,15 +254,19 @@ class Sandbox:
     # --- files
     # --------------------------------------------------------------------------------------------------
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, *, max_bytes: int = READ_BYTES_MAX) -> bytes:
         """All bytes of a file.
 
+        Args:
+            max_bytes: what you would take at most, in memory.
+
         Raises:
+            LimitExceeded: it is larger.
             NotFound: it does not exist.
             Conflict: it is a directory, or changed while it was read.
         """
         _check_path(path)
-        return await files.read(self._caller, self._id, path)
+        return await files.read(self._caller, self._id, path, max_bytes=max_bytes)
 
     async def write(self, path: str, data: bytes, *, mode: int | None = None) -> FileInfo:
         """Write a file of any size in one move, making missing directories.
@@ -270,8 +278,11 @@ class Sandbox:
         source = io.BytesIO(data)
         return await files.write(self._caller, self._id, path, source=source, size=len(data), mode=mode)
 
-    async def upload(self, local: str | Path, path: str) -> None:
+    async def upload(self, local: str | Path, path: str) -> Transfer:
         """Copy a local file or directory to `path`, with permission bits. Links are kept as links.
+
+        Returns:
+            What was copied, and what was not because it has no content, such as a FIFO.
 
         Raises:
             NotFound: there is nothing at `local`.
@@ -279,21 +290,30 @@ class Sandbox:
             LimitExceeded: the sandbox's disk is full.
         """
         _check_path(path)
-        await files.upload(self._caller, self._id, Path(local), path=path)
+        return await trees.upload(self._caller, self._id, Path(local), path=path)
 
-    async def download(self, path: str, local: str | Path) -> None:
+    async def download(
+        self, path: str, local: str | Path, *, max_bytes: int = DOWNLOAD_BYTES_MAX
+    ) -> Transfer:
         """Copy a file or directory of the sandbox to `local`, with permission bits. Links are kept as links.
 
         Nothing is written outside `local`, whatever the sandbox says. A link in it may point anywhere: look
         before you follow one.
 
+        Args:
+            max_bytes: what you would take at most, on the disk here.
+
+        Returns:
+            What was copied, and what was not because it has no content, such as a FIFO.
+
         Raises:
+            LimitExceeded: there is more, or more than 1,000,000 entries; or the disk here is full.
             NotFound: there is nothing at `path`, or no directory here for `local` to be in.
             InvalidRequest: `local` cannot be written.
             Conflict: a file changed while it was read.
         """
         _check_path(path)
-        await files.download(self._caller, self._id, path, local=Path(local))
+        return await trees.download(self._caller, self._id, path, local=Path(local), max_bytes=max_bytes)
 
     async def listdir(self, path: str) -> list[FileInfo]:
         """Entries of a directory, sorted by name; links are described, not followed."""

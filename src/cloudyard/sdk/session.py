@@ -214,9 +214,7 @@ class Session:
             chunk = await self._caller.ask(self._name, ReadFile(path=self._file), FileChunk)
             if chunk.size == len(chunk.data):
                 return chunk.data
-            if chunk.size > STATE_BYTES_MAX:
-                return b""
-            return await files.read(self._caller, self._name, self._file)
+            return await files.read(self._caller, self._name, self._file, max_bytes=STATE_BYTES_MAX)
         except CloudyardError:
             return b""
 

@@ -43,6 +43,7 @@ REPEATABLE = frozenset(
         "read_file",
         "upload_chunk",
         "list_dir",
+        "list_tree",
         "stat",
         "get_sandbox",
         "keep_alive",

@@ -12,7 +12,16 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from cloudyard.model import DirListing, FileChunk, FileInfo, Image, SandboxId, SandboxSpec
+from cloudyard.model import (
+    DirListing,
+    FileChunk,
+    FileInfo,
+    Image,
+    SandboxId,
+    SandboxSpec,
+    TreeEntry,
+    TreePart,
+)
 
 
 class InstanceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,7 +70,7 @@ class Files(Protocol):
     kernel's reason.
     """
 
-    async def read(self, path: str, offset: int, max_bytes: int) -> FileChunk:
+    async def read(self, path: str, offset: int, max_bytes: int, *, below: bytes = b"") -> FileChunk:
         """Bytes of a regular file. Raises Conflict for anything that is no regular file; a FIFO never blocks
         it."""
 
@@ -74,13 +83,28 @@ class Files(Protocol):
         Conflict."""
 
     async def upload_commit(
-        self, upload: str, path: str, *, size: int, sha256: str, mode: int | None, parents: bool
+        self,
+        upload: str,
+        path: str,
+        *,
+        size: int,
+        sha256: str,
+        mode: int | None,
+        parents: bool,
+        below: bytes = b"",
     ) -> FileInfo:
         """Put the upload in its place in one move. Raises Conflict when size or hash differ (the upload is
         dropped)."""
 
     async def list_dir(self, path: str) -> DirListing:
         """Entries sorted by name, links not followed."""
+
+    async def list_tree(self, path: str, after: bytes) -> TreePart:
+        """Entries of all that is below a directory, from behind the name `after` on, ascending; of links and
+        mounts of the kernel's nothing is entered."""
+
+    async def write_tree(self, path: str, entries: list[TreeEntry]) -> None:
+        """Write checked entries below a directory in their order, each in one move."""
 
     async def stat(self, path: str, *, follow: bool) -> FileInfo:
         """What is at the path."""

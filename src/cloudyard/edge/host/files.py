@@ -5,34 +5,40 @@ Paths are resolved by the kernel inside the sandbox's root (`inroot`). Only regu
 and written, and what is new belongs to the sandbox's root (`replacing`, `uploads`, `removal`). Owners are
 shown as they are seen inside.
 
-A small read or question is done in place: it takes some microseconds, a thread takes a hundred. The rest runs
-in threads, a few for each sandbox, so that one sandbox never waits for another's slow disk.
+A question, or a small read of what is in memory, is done in place: it takes some microseconds, a thread takes
+a hundred. The rest runs in threads, a few for each sandbox, so that one never waits for another's slow disk.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import anyio
 from anyio import to_thread
 
-from cloudyard.edge.host import inroot, replacing, uploads
-from cloudyard.edge.host.inroot import closing, explained
+from cloudyard.edge.host import inroot, replacing, trees, uploads
+from cloudyard.edge.host.inroot import closing, explained, shown
 from cloudyard.edge.host.removal import remove_tree
 from cloudyard.edge.host.replacing import UID_RANGE
 from cloudyard.errors import Conflict, InvalidRequest, LimitExceeded, NotFound, SandboxUnavailable
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
     KIB,
+    LIST_DIR_BYTES_MAX,
     LIST_DIR_MAX,
     DirListing,
     FileChunk,
     FileInfo,
     FileKind,
+    TreeEntry,
+    TreePart,
+    check_below,
     check_path,
 )
 
@@ -59,7 +65,7 @@ class RootFiles:
         self._threads: anyio.CapacityLimiter | None = None
         self._turns: dict[str, anyio.Condition] = {}
 
-    async def read(self, path: str, offset: int, max_bytes: int) -> FileChunk:
+    async def read(self, path: str, offset: int, max_bytes: int, *, below: bytes = b"") -> FileChunk:
         """Bytes of a regular file from `offset` on, at most CHUNK_BYTES_MAX of them."""
         if offset < 0 or max_bytes < 0:
             raise InvalidRequest(
@@ -67,8 +73,9 @@ class RootFiles:
             )
         size = min(max_bytes, CHUNK_BYTES_MAX)
         if size <= INLINE_BYTES:
-            return self._read(path, offset, size)
-        return await self._in_thread(lambda: self._read(path, offset, size))
+            with suppress(BlockingIOError):  # it is not in memory
+                return self._read(path, below, offset, size, flags=os.RWF_NOWAIT)
+        return await self._in_thread(lambda: self._read(path, below, offset, size))
 
     async def write(self, path: str, data: bytes, *, mode: int | None, parents: bool) -> FileInfo:
         """Replace a file in one move."""
@@ -83,7 +90,7 @@ class RootFiles:
                 )
             return self._describe(path, facts)
 
-        return act() if len(data) <= INLINE_BYTES else await self._in_thread(act)
+        return await self._in_thread(act)
 
     async def upload_chunk(self, upload: str, offset: int, data: bytes) -> int:
         """Add bytes at an offset of an upload and give the bytes held. What is held already may come
@@ -113,23 +120,50 @@ class RootFiles:
                 self._turns.pop(upload, None)
 
     async def upload_commit(
-        self, upload: str, path: str, *, size: int, sha256: str, mode: int | None, parents: bool
+        self,
+        upload: str,
+        path: str,
+        *,
+        size: int,
+        sha256: str,
+        mode: int | None,
+        parents: bool,
+        below: bytes = b"",
     ) -> FileInfo:
         """Put an upload in its place in one move, if size and hash agree. It is gone after it, either way."""
         uploads.check_upload_id(upload)
 
         def act() -> FileInfo:
-            with self._root("write", path) as root:
+            place = trees.joined(path, below)
+            with self._root("write", path, below) as root:
                 facts = uploads.commit(
-                    root, upload, path, size=size, sha256=sha256, mode=mode, parents=parents, base=self._base
+                    root, upload, place, size=size, sha256=sha256, mode=mode, parents=parents, base=self._base
                 )
-            return self._describe(path, facts)
+            return self._describe(place, facts)
 
         return await self._in_thread(act)
 
     async def list_dir(self, path: str) -> DirListing:
         """Entries sorted by name. What is not UTF-8 in a name is shown with backslash escapes."""
         return await self._in_thread(lambda: self._list(path))
+
+    async def list_tree(self, path: str, after: bytes) -> TreePart:
+        """A part of all that is below a directory, from behind a name on."""
+
+        def act() -> TreePart:
+            with self._root("list", path) as root:
+                return trees.part(root, path, after)
+
+        return await self._in_thread(act)
+
+    async def write_tree(self, path: str, entries: list[TreeEntry]) -> None:
+        """Write many entries below a directory, in their order."""
+
+        def act() -> None:
+            with self._root("write", path) as root:
+                trees.write(root, path, entries, base=self._base)
+
+        await self._in_thread(act)
 
     async def stat(self, path: str, *, follow: bool) -> FileInfo:
         """What is at the path, be it the kernel's own."""
@@ -150,6 +184,16 @@ class RootFiles:
 
     async def make_dir(self, path: str, *, mode: int, parents: bool, exist_ok: bool) -> FileInfo:
         """Make a directory owned by the sandbox's root."""
+        return await self._in_thread(
+            lambda: self._make_dir(path, mode=mode, parents=parents, exist_ok=exist_ok)
+        )
+
+    async def _in_thread(self, act: Callable[[], _T]) -> _T:
+        if self._threads is None:
+            self._threads = anyio.CapacityLimiter(THREADS)
+        return await to_thread.run_sync(act, limiter=self._threads)
+
+    def _make_dir(self, path: str, *, mode: int, parents: bool, exist_ok: bool) -> FileInfo:
         with self._root("make the directory", path) as root:
             upper, name = inroot.split(path)
             above = inroot.open_directory(root, upper, "make", parents=parents, owner=self._base)
@@ -163,19 +207,21 @@ class RootFiles:
             with closing(made):
                 return self._describe(path, os.fstat(made))
 
-    async def _in_thread(self, act: Callable[[], _T]) -> _T:
-        if self._threads is None:
-            self._threads = anyio.CapacityLimiter(THREADS)
-        return await to_thread.run_sync(act, limiter=self._threads)
-
-    def _read(self, path: str, offset: int, size: int) -> FileChunk:
+    def _read(self, path: str, below: bytes, offset: int, size: int, *, flags: int = 0) -> FileChunk:
+        place = trees.joined(path, below)
         with (
-            self._root("read", path) as root,
-            closing(inroot.open_regular(root, path, os.O_RDONLY, "read")) as source,
+            self._root("read", path, below) as root,
+            closing(inroot.open_regular(root, place, os.O_RDONLY, "read")) as source,
         ):
             facts = os.fstat(source)
-            data = os.pread(source, size, offset)
-        return FileChunk(data=data, offset=offset, size=facts.st_size, mtime_ns=facts.st_mtime_ns)
+            wanted = max(0, min(size, facts.st_size - offset))
+            data = _read_at(source, wanted, offset, flags)
+            if len(data) < wanted:  # it has just been cut off
+                facts = os.fstat(source)
+        digest = hashlib.sha256(data).digest()
+        return FileChunk(
+            data=data, offset=offset, size=facts.st_size, mtime_ns=facts.st_mtime_ns, sha256=digest
+        )
 
     def _held(self, upload: str) -> int:
         with self._root("upload to", "/") as root:
@@ -191,6 +237,7 @@ class RootFiles:
                 directory = inroot.reopen(there, os.O_RDONLY | os.O_DIRECTORY)
             with closing(directory):
                 entries = []
+                room = LIST_DIR_BYTES_MAX
                 for name in _names(directory, path):
                     try:
                         facts = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -198,6 +245,11 @@ class RootFiles:
                     except FileNotFoundError:
                         continue
                     entries.append(self._describe(f"{path.rstrip('/')}/{name}", facts, link))
+                    room -= len(entries[-1].path) + len(entries[-1].target)
+                    if room < 0:
+                        raise _too_many(
+                            f"{path}: the paths and links in it have over {LIST_DIR_BYTES_MAX} bytes"
+                        )
                 return DirListing(path=path, entries=entries)
 
     def _remove(self, path: str, *, recursive: bool) -> None:
@@ -219,15 +271,17 @@ class RootFiles:
                     os.unlink(name, dir_fd=directory)
 
     @contextmanager
-    def _root(self, doing: str, path: str) -> Iterator[int]:
+    def _root(self, doing: str, path: str, below: bytes = b"") -> Iterator[int]:
         check_path(path)
+        if below:
+            check_below(below)
         try:
             root = self._open_root()
         except OSError as exc:
             raise SandboxUnavailable(
                 f"Cannot {doing} {path}: the sandbox is gone ({exc.strerror}).", code="sandbox_gone"
             ) from exc
-        with explained(doing, path), closing(root):
+        with explained(doing, trees.joined(path, below)), closing(root):
             yield root
 
     def _describe(self, path: str, facts: os.stat_result, link: str = "") -> FileInfo:
@@ -236,14 +290,14 @@ class RootFiles:
             if test(facts.st_mode):
                 kind = word
         return FileInfo(
-            path=_printable(path),
+            path=shown(path),
             kind=kind,
             size=facts.st_size,
             mode=stat.S_IMODE(facts.st_mode),
             uid=self._inside(facts.st_uid),
             gid=self._inside(facts.st_gid),
             mtime_ns=facts.st_mtime_ns,
-            target=_printable(link),
+            target=shown(link),
         )
 
     def _inside(self, number: int) -> int:
@@ -263,14 +317,24 @@ def _names(directory: int, path: str) -> list[str]:
         for entry in entries:
             names.append(entry.name)
             if len(names) > LIST_DIR_MAX:
-                raise LimitExceeded(
-                    f"Cannot list {path}: it has more than {LIST_DIR_MAX} entries.",
-                    code="too_many_entries",
-                    hint="List it with a command in the sandbox, such as ls or find.",
-                )
+                raise _too_many(f"{path}: it has more than {LIST_DIR_MAX} entries")
     return sorted(names)
 
 
-def _printable(name: str) -> str:
-    """The name in UTF-8: bytes that are none become backslash escapes."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+def _too_many(what: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"Cannot list {what}.",
+        code="too_many_entries",
+        hint="List it with a command in the sandbox, such as ls or find.",
+    )
+
+
+def _read_at(source: int, size: int, offset: int, flags: int) -> bytes:
+    """Bytes at an offset. With RWF_NOWAIT it raises BlockingIOError where that takes more than memory."""
+    data = bytearray(size)
+    try:
+        return bytes(data[: os.preadv(source, [data], offset, flags)])
+    except OSError as exc:
+        if flags and exc.errno == errno.EOPNOTSUPP:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from exc
+        raise

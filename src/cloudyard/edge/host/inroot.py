@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,11 +29,12 @@ from cloudyard.errors import (
 )
 
 LINKS_MAX = 40  # as the kernel has it
-RACES_MAX = 200  # tries of one open that renames elsewhere on the machine disturb
+RACES_MAX = 200  # tries of one open that renames elsewhere on the machine disturb,
+RACES_MAX_S = 0.05  # and how long they may take: a sandbox can make a path slow and rename all the while
 BLOCK_BYTES = 1 << 20
 
 _NR_OPENAT2 = 437
-_NO_XDEV, _NO_MAGICLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x08, 0x10
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _O_PATH_DIR = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -100,7 +102,12 @@ def explained(doing: str, path: str) -> Iterator[None]:
         number = exc.errno or 0
         cls, code, hint = _BY_ERRNO.get(number, (CloudyardError, "file_failed", ""))
         reason = exc.strerror or os.strerror(number)
-        raise cls(f"Cannot {doing} {path}: {reason}.", code=code, hint=hint) from exc
+        raise cls(f"Cannot {doing} {shown(path)}: {reason}.", code=code, hint=hint) from exc
+
+
+def shown(path: str) -> str:
+    """The path in UTF-8, for messages and listings: bytes that are none become backslash escapes."""
+    return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @contextmanager
@@ -120,6 +127,11 @@ def open_in_root(root: int, path: str, flags: int) -> int:
 def open_child(directory: int, name: str, flags: int) -> int:
     """Open an entry of a directory, neither through a link nor across a mount (EXDEV). Raises OSError."""
     return _openat2(directory, name, flags | os.O_NOFOLLOW, _BENEATH | _NO_XDEV | _NO_MAGICLINKS)
+
+
+def open_below(directory: int, path: str, flags: int) -> int:
+    """Open a relative path below a directory, through no link at all; mounts are entered. Raises OSError."""
+    return _openat2(directory, path, flags | os.O_NOFOLLOW, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
 
 
 def reopen(descriptor: int, flags: int) -> int:
@@ -191,10 +203,10 @@ def check_regular(mode: int, path: str, doing: str) -> None:
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
-        raise Conflict(f"Cannot {doing} {path}: it is a directory.", code="is_a_directory")
+        raise Conflict(f"Cannot {doing} {shown(path)}: it is a directory.", code="is_a_directory")
     what = next((word for test, word in _SPECIAL if test(mode)), "no regular file")
     raise Conflict(
-        f"Cannot {doing} {path}: it is {what}.",
+        f"Cannot {doing} {shown(path)}: it is {what}.",
         code="not_a_regular_file",
         hint="Use a command in the sandbox for anything that is no regular file.",
     )
@@ -220,7 +232,7 @@ def check_file_system(descriptor: int, path: str, doing: str) -> None:
     kind = file_system(descriptor)
     if kind not in _FILE_SYSTEMS.values():
         raise Forbidden(
-            f"Cannot {doing} {path}: it is the kernel's (file system {kind}).",
+            f"Cannot {doing} {shown(path)}: it is the kernel's (file system {kind}).",
             code="kernel_file",
             hint="Use a command in the sandbox for /proc, /sys and the like.",
         )
@@ -260,6 +272,7 @@ def _make_parents(root: int, path: str, doing: str, owner: int) -> int:
 def _openat2(directory: int, path: str, flags: int, resolve: int) -> int:
     how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
     raw = os.fsencode(path)
+    give_up_at, number = 0.0, errno.EAGAIN
     for _ in range(RACES_MAX):
         opened: int = _libc.syscall(
             _NR_OPENAT2, directory, ctypes.c_char_p(raw), ctypes.byref(how), _HOW_SIZE
@@ -269,6 +282,8 @@ def _openat2(directory: int, path: str, flags: int, resolve: int) -> int:
         number = ctypes.get_errno()
         if number not in (errno.EAGAIN, errno.EINTR):
             break
-    else:
-        number = errno.EAGAIN
+        now = time.monotonic()
+        give_up_at = give_up_at or now + RACES_MAX_S
+        if now > give_up_at:
+            break
     raise OSError(number, os.strerror(number), path)

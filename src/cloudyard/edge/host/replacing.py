@@ -45,7 +45,7 @@ def find_target(root: int, path: str, *, parents: bool, base: int) -> Iterator[T
     for _ in range(inroot.LINKS_MAX):
         upper, name = inroot.split(place)
         if not name or place.endswith("/"):
-            raise Conflict(f"Cannot write {path}: it names a directory.", code="is_a_directory")
+            raise Conflict(f"Cannot write {inroot.shown(path)}: it names a directory.", code="is_a_directory")
         with closing(inroot.open_directory(root, upper, "write", parents=parents, owner=base)) as directory:
             old: os.stat_result | None = None
             try:
@@ -75,9 +75,10 @@ def replace(
     """
     if target.mounted:
         return _in_place(target, path, fill, mode=mode)
-    temporary = f".cloudyard-{secrets.token_hex(8)}"
+    temporary = temporary_name()
     with closing(os.open(temporary, _NEW_FILE, 0o600, dir_fd=target.directory)) as made:
         try:
+            os.fchown(made, base, base)  # at once: what a killed edge leaves can be removed inside
             fill(made)
             set_owner(made, target, mode=mode, base=base)
             os.rename(temporary, target.name, src_dir_fd=target.directory, dst_dir_fd=target.directory)
@@ -85,6 +86,11 @@ def replace(
             unlink_quietly(temporary, target.directory)
             raise
         return os.fstat(made)
+
+
+def temporary_name() -> str:
+    """A new hidden name for what is to be renamed."""
+    return f".cloudyard-{secrets.token_hex(8)}"
 
 
 def set_owner(made: int, target: Target, *, mode: int | None, base: int) -> None:
@@ -119,12 +125,10 @@ def write_all(target: int, data: bytes, offset: int = 0) -> None:
         view, offset = view[done:], offset + done
 
 
-def copy_all(source: int, target: int) -> None:
-    """Copy a file from its beginning. Raises OSError."""
-    offset = 0
-    while data := os.pread(source, inroot.BLOCK_BYTES, offset):
-        write_all(target, data, offset)
-        offset += len(data)
+def copy_all(source: int, target: int, size: int) -> None:
+    """Copy the first bytes of a file, however it grows meanwhile. Raises OSError."""
+    for offset in range(0, size, inroot.BLOCK_BYTES):
+        write_all(target, os.pread(source, min(inroot.BLOCK_BYTES, size - offset), offset), offset)
 
 
 def unlink_quietly(name: str, directory: int) -> None:

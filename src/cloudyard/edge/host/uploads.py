@@ -10,6 +10,7 @@ Everything here blocks; `files` runs it in threads.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -57,7 +58,10 @@ def add(root: int, upload: str, offset: int, data: bytes, *, base: int) -> int:
     """Write a piece and give the bytes now held. Raises LimitExceeded (too many uploads), Conflict,
     OSError."""
     with _directory(root, base) as directory, closing(_open(directory, upload, os.O_WRONLY)) as target:
-        replacing.write_all(target, data, offset)
+        if offset == os.fstat(target).st_size and data == bytes(len(data)):
+            os.ftruncate(target, offset + len(data))  # a hole stays a hole
+        else:
+            replacing.write_all(target, data, offset)
         return os.fstat(target).st_size
 
 
@@ -84,7 +88,11 @@ def commit(
                             if exc.errno != errno.EXDEV:  # the target lies on another disk, such as a tmpfs
                                 raise
                     return replacing.replace(
-                        target, path, lambda made: replacing.copy_all(source, made), mode=mode, base=base
+                        target,
+                        path,
+                        lambda made: replacing.copy_all(source, made, size),
+                        mode=mode,
+                        base=base,
                     )
         finally:
             replacing.unlink_quietly(upload, directory)
@@ -133,11 +141,13 @@ def _make_room(directory: int, upload: str) -> None:
     """Drop uploads that were given up."""
     oldest = time.time() - UPLOAD_IDLE_S
     kept = 0
-    for name in itertools.islice(os.listdir(directory), UPLOADS_MAX):
-        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime < oldest:
-            replacing.unlink_quietly(name, directory)
-        else:
-            kept += 1
+    with os.scandir(directory) as entries:
+        for entry in itertools.islice(entries, UPLOADS_MAX):
+            with contextlib.suppress(FileNotFoundError):  # it has just been put in its place
+                if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    replacing.unlink_quietly(entry.name, directory)
+                else:
+                    kept += 1
     if kept >= UPLOADS_MAX:
         raise LimitExceeded(
             f"Cannot begin upload {upload}: {UPLOADS_MAX} others are under way in this sandbox.",
@@ -156,10 +166,8 @@ def _check(source: int, upload: str, size: int, sha256: str) -> None:
             hint="Send the file again.",
         )
     digest = hashlib.sha256()
-    offset = 0
-    while data := os.pread(source, inroot.BLOCK_BYTES, offset):
-        digest.update(data)
-        offset += len(data)
+    for offset in range(0, size, inroot.BLOCK_BYTES):  # and no further, if it still grows
+        digest.update(os.pread(source, min(inroot.BLOCK_BYTES, size - offset), offset))
     if digest.hexdigest() != sha256.lower():
         raise Conflict(
             f"Upload {upload} has the SHA-256 {digest.hexdigest()} and not {sha256[:64]}; it was dropped.",

@@ -127,7 +127,11 @@ class ContainerInstance:
     def _open_root(self) -> int:
         if self._process.ended.is_set():
             raise self._gone("Opening its files")
-        return os.open(f"/proc/{self._process.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = os.open(f"/proc/{self._process.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._process.has_ended():  # its number may have been another's already, one of the host's
+            os.close(root)
+            raise self._gone("Opening its files")
+        return root
 
     def _gone(self, what: str) -> SandboxUnavailable:
         return SandboxUnavailable(
