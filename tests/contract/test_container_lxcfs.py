@@ -69,7 +69,8 @@ async def test_a_sandbox_sees_its_own_memory_processors_and_uptime(
         assert (await run(instance, "echo 1 > /proc/uptime; umount /proc/meminfo")).exit_code != 0
         assert Path("/proc/self/mountinfo").read_text() == before
         await instance.stop()
-        assert len(daemons(shown)) == 1
+        (pid,) = daemons(shown)
+        assert f"/cloudyard/{shown.tag}/lxcfs" in Path(f"/proc/{pid}/cgroup").read_text()
         await backend.sweep(set())
     assert not daemons(shown)
 

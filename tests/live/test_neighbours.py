@@ -25,8 +25,8 @@ CORES = 8  # promised by the yard below
 ASKED = 10 * CORES
 CPUS = len(os.sched_getaffinity(0))
 BOMBS = {
-    "fork": 'f() { f | f & }; while :; do f 2>/dev/null; sleep 0.1; done; "$@"',
-    "memory": "while :; do python3 -c 'x = []\nwhile 1: x.append(bytearray(1 << 20))'; done",
+    "pids": "f() { f | f & }; while :; do f 2>/dev/null; sleep 0.1; done",
+    "oom": "while :; do python3 -c 'x = []\nwhile 1: x.append(bytearray(1 << 20))'; done",
     "output": "yes",
     "disk": "while :; do dd if=/dev/zero of=/root/fill bs=1M count=256 2>/dev/null; done",
 }
@@ -55,11 +55,13 @@ async def test_four_bombs_at_once_leave_a_fifth_sandbox_and_the_yard_quick(yard:
     """Also symptom 4: a hog of all processors and of memory makes no other call wait."""
     with anyio.fail_after(BOUND_S):
         async with await up(yard) as client:
-            boxes = await client.create_many(len(BOMBS), "debian", memory="128MiB", pids=64, cpu=CPUS)
+            boxes = await client.create_many(
+                len(BOMBS), "debian", memory="128MiB", pids=64, cpu=CPUS, disk="128MiB"
+            )
             fifth = await client.create("debian", memory="64MiB")
             async with anyio.create_task_group() as tasks:
-                for box, bomb in zip(boxes, BOMBS.values(), strict=True):
-                    tasks.start_soon(explode, box, bomb)
+                for box, (limit, bomb) in zip(boxes, BOMBS.items(), strict=True):
+                    tasks.start_soon(explode, box, bomb, limit)
                 worst = await worst_answer_s(fifth, BOMBS_S - 1)
                 started = time.monotonic()
                 assert len(await client.list()) == len(BOMBS) + 1
@@ -70,9 +72,10 @@ async def test_four_bombs_at_once_leave_a_fifth_sandbox_and_the_yard_quick(yard:
             assert listed < ANSWER_S
 
 
-async def explode(box: cloudyard.Sandbox, bomb: str) -> None:
+async def explode(box: cloudyard.Sandbox, bomb: str, limit: str) -> None:
     done = await box.run(bomb, timeout_s=BOMBS_S, output_limit_bytes=1 << 20)
     assert not done.ok
+    assert limit in done.limits_hit
 
 
 async def test_a_sandbox_at_its_own_limits_still_answers(yard: TestYard) -> None:

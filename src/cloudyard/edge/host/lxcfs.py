@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 
 import anyio
-from anyio import Lock, to_thread
+from anyio import CancelScope, Lock, to_thread
 
-from cloudyard.edge.host import syscalls
+from cloudyard.edge.host import cgroups, syscalls
+from cloudyard.edge.host.cgroups import Group
 from cloudyard.edge.host.processes import Process, Watcher, ended_within, spawn
 from cloudyard.edge.host.template import Template
 from cloudyard.errors import SandboxUnavailable, Unsupported
@@ -32,12 +33,14 @@ class Lxcfs:
     Args:
         program: its path; None where this machine has none.
         directory: where it mounts and keeps its log; its name is the yard's alone.
+        group: for it alone: in the edge's own it would end where a service manager ends the edge's.
         watcher: sees its end; it must run.
     """
 
-    def __init__(self, program: Path | None, directory: Path, watcher: Watcher) -> None:
+    def __init__(self, program: Path | None, directory: Path, group: Group, watcher: Watcher) -> None:
         self._program = program
         self._directory = directory
+        self._group = group
         self._watcher = watcher
         self._process: Process | None = None
         self._turn = Lock()
@@ -54,7 +57,10 @@ class Lxcfs:
                 return self._process.pid
             process = self._found()
             if process is None:
-                process = self._start()
+                try:
+                    process = self._start()
+                except OSError as exc:
+                    raise cgroups.refused(exc, "Starting lxcfs") from exc
             await self._mounted(process)
             mounted = await to_thread.run_sync(self._clone, process.pid)
             try:
@@ -70,10 +76,15 @@ class Lxcfs:
             process = self._process or self._found()
             self._process = None
             if process is None:
+                self._group.remove()  # it may have ended by itself
                 return False
-            process.kill()
-            await ended_within(process, END_WAIT_S)
+            await self._take_down(process)
             return True
+
+    async def _take_down(self, process: Process) -> None:
+        process.kill()
+        await ended_within(process, END_WAIT_S)
+        await to_thread.run_sync(cgroups.remove, self._group)
 
     @property
     def _mount(self) -> Path:
@@ -105,6 +116,8 @@ class Lxcfs:
                 code="no_lxcfs",
                 hint="scripts/setup fetches Debian's; or install the package lxcfs.",
             )
+        self._group.remove()  # of one that has ended
+        self._group.make()
         self._mount.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [
             # In a session of its own: a Ctrl-C for the edge is none for its sandboxes.
@@ -119,9 +132,13 @@ class Lxcfs:
         ]
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            return self._watcher.watch(spawn(argv, {1: log, 2: log}))
+            pid = spawn(argv, {1: log, 2: log})
         finally:
             os.close(log)
+        for entry in self._group.entries():
+            os.write(entry, str(pid).encode())
+            os.close(entry)
+        return self._watcher.watch(pid)
 
     @property
     def _log(self) -> Path:
@@ -134,7 +151,8 @@ class Lxcfs:
                 if f" {self._mount} " in _text(Path(f"/proc/{process.pid}/mountinfo")):
                     return
                 await anyio.sleep(POLL_S)
-        process.kill()
+        with CancelScope(shield=True):
+            await self._take_down(process)
         said = _text(self._log)[-SAID_BYTES_MAX:].strip() or "it said nothing"
         raise SandboxUnavailable(
             f"Starting lxcfs failed: {said}.", code="lxcfs_failed", hint="Is /dev/fuse there? modprobe fuse."

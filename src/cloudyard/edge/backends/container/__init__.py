@@ -187,7 +187,7 @@ class ContainerBackend:
             closing.callback(os.close, guest)
             watcher = self._watcher = Watcher()
             closing.callback(watcher.close)
-            self._lxcfs = Lxcfs(options.lxcfs, options.run / "lxcfs", watcher)
+            self._lxcfs = Lxcfs(options.lxcfs, options.run / "lxcfs", groups.group("lxcfs"), watcher)
             filters = await to_thread.run_sync(build_filters)
             disks = self._disks = await to_thread.run_sync(_open_disks, options)
             closing.callback(disks.close)
