@@ -308,6 +308,26 @@ async def test_errors_of_a_handler_and_too_many_requests_come_back_as_errors(
             serving.cancel_scope.cancel()
 
 
+async def test_it_says_since_when_calls_have_come_through(server: NatsServer) -> None:
+    """Counted anew by each connection: what was asked through the one before is not answered."""
+    subject = call_subject("e1")
+    with anyio.fail_after(BOUND_S):
+        async with edge(server) as fabric, anyio.create_task_group() as tasks:
+            assert fabric.listening_s(subject) == 0.0
+            await tasks.start(fabric.serve, subject, echo)
+            while fabric.listening_s(subject) < 0.1:
+                await anyio.sleep(0.01)
+            await server.kill()
+            while fabric.connected:
+                await anyio.sleep(0.01)
+            assert fabric.listening_s(subject) == 0.0
+            again = anyio.current_time()
+            await server.start()
+            await fabric.wait_connected()
+            assert fabric.listening_s(subject) <= anyio.current_time() - again
+            tasks.cancel_scope.cancel()
+
+
 async def test_a_cancelled_request_leaves_nothing_and_abandoned_ones_fail(
     server: NatsServer, control: Fabric
 ) -> None:

@@ -209,7 +209,7 @@ def fleet(**edges: dict[str, Any]) -> Fleet:
     for name, how in edges.items():
         load = EdgeLoad(cpu_total=how.pop("cpu", 2.0), memory_total_bytes=2**30)
         how = {"backends": ["container", "function"], "images": ["debian"], **how}
-        made.hear(Heartbeat(edge=name, boot="b", sequence=1, load=load, **how), 0.0)
+        made.hear(Heartbeat(edge=name, boot="b", load=load, **how), 0.0)
     return made
 
 

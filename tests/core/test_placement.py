@@ -41,7 +41,6 @@ def beat(
     return Heartbeat(
         edge=edge,
         boot=boot,
-        sequence=1,
         backends=list(backends),
         load=load,
         images=list(images),

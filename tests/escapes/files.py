@@ -69,9 +69,10 @@ async def write_in_a_race(scene: Scene) -> str:
     return on_the_machine(scene)
 
 
-async def read_of_the_kernel(scene: Scene) -> str:
-    chunk = await scene.instance.files.read("/root/link", 0, 100)
-    return "addresses in the kernel" if chunk.data else "nothing"
+async def open_of_the_kernel(scene: Scene) -> str:
+    """To open such a file may do something by itself. What is in it is not read: its size is said to be 0."""
+    await scene.instance.files.read("/root/link", 0, 100)
+    return "opened by the machine's root"
 
 
 def on_the_machine(scene: Scene) -> str:
@@ -154,12 +155,12 @@ ATTEMPTS = [
         evidence=write_in_a_race,
     ),
     Attempt(
-        name="have the edge read a file that only the machine's root may read",
+        name="have the edge open a file that only the machine's root may open",
         mechanism="files of the kernel",
         program='os.symlink("/proc/vmallocinfo", "/root/link"); print("planted")',
         refused="kernel_file",
-        succeeds="addresses in the kernel",
+        succeeds="opened by the machine's root",
         without=KERNEL_FILES,
-        evidence=read_of_the_kernel,
+        evidence=open_of_the_kernel,
     ),
 ]

@@ -92,11 +92,10 @@ class EchoEdge:
         self.hanging = anyio.Event()
         self.cancel_heard = anyio.Event()
         self.keys: dict[str, AnyResult] = {}
-        self.sequence = 0
+        self.listening_since = anyio.current_time()
 
     async def beat(self) -> None:
         """Send one heartbeat."""
-        self.sequence += 1
         running = sum(1 for info in self.sandboxes.values() if info.state == "running")
         await self.fabric.publish(
             beat_subject(self.name),
@@ -104,7 +103,7 @@ class EchoEdge:
                 Heartbeat(
                     edge=self.name,
                     boot=self.boot,
-                    sequence=self.sequence,
+                    listening_s=anyio.current_time() - self.listening_since,
                     backends=["container"],
                     images=self.images,
                     load=EdgeLoad(

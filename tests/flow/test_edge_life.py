@@ -455,7 +455,7 @@ async def test_a_heartbeat_tells_what_is_promised(kit: EdgeKit):
     first = kit.edge.heartbeat()
     await kit.create(cpu=2.0, memory="1GiB")
     second = kit.edge.heartbeat()
-    assert (second.boot, second.sequence) == (first.boot, first.sequence + 1)
+    assert second.boot == first.boot
     assert (second.load.sandboxes, second.load.cpu_promised) == (1, 2.0)
     assert second.load.memory_promised_bytes == GIB
     assert second.load.memory_available_bytes > 0

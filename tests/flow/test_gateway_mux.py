@@ -254,7 +254,7 @@ async def test_pending_calls_fail_when_the_edge_starts_again_and_can_be_repeated
     await yard.send(2, HANG)
     await yard.send(3, GetSandbox())
     assert (await yard.reply()).id == 3
-    yard.edge.boot = "boot-2"
+    yard.edge.boot, yard.edge.listening_since = "boot-2", anyio.current_time()
     outcomes = {}
     for _ in range(2):
         reply = await yard.reply()

@@ -117,31 +117,57 @@ async def test_an_edge_that_goes_silent_fails_its_calls_and_gets_no_new_ones(tmp
                 await anyio.sleep(0.02)
 
 
-async def test_a_gap_in_heartbeats_fails_the_calls_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heard", [True, False])
+async def test_calls_from_before_an_edge_listened_fail_when_it_is_heard(tmp_path: Path, heard: bool) -> None:
+    """Also by a gateway that hears the edge for the first time: both may have been started again at once."""
     with anyio.fail_after(BOUND_S):
         async with (
             nats(tmp_path) as server,
             echo_edge(server, beating=False) as edge,
-            gateway(server) as client,
-            anyio.create_task_group() as tasks,
+            gateway(server) as older,
         ):
             await edge.beat()
-            box = (await client.post("/v1/sandboxes", json={"spec": {"image": "debian"}})).json()["id"]
+            box = (await older.post("/v1/sandboxes", json={"spec": {"image": "debian"}})).json()["id"]
+            begun = anyio.current_time()
+            async with gateway(server) as newer, anyio.create_task_group() as tasks:
+                client = older if heard else newer
 
-            async def skip_one() -> None:
-                await edge.hanging.wait()
-                edge.sequence += 1
-                await edge.beat()
+                async def listen_again() -> None:
+                    await edge.hanging.wait()
+                    if heard:
+                        await edge.beat()  # it has listened since before the call, and may still answer
+                    for _ in range(3):
+                        assert (await client.get(f"/v1/sandboxes/{box}")).status_code == 200
+                    edge.listening_since = anyio.current_time()
+                    await edge.beat()
 
-            tasks.start_soon(skip_one)
-            hung = await client.post(
-                f"/v1/sandboxes/{box}/exec", json={"argv": ["hang"]}, headers={"Step-Key": "k"}
-            )
-            assert hung.json()["error"] == {
-                "kind": "yard_unavailable",
-                "code": "answer_lost",
-                "message": "Edge e1 lost its connection for a moment; its answer may be lost.",
-                "hint": "Send it again with the same key: what was done is not done twice.",
-                "retry_safe": True,
-                "fault": "infra",
-            }
+                tasks.start_soon(listen_again)
+                hung = await client.post(
+                    f"/v1/sandboxes/{box}/exec", json={"argv": ["hang"]}, headers={"Step-Key": "k"}
+                )
+                assert edge.listening_since > begun
+                assert hung.json()["error"] == {
+                    "kind": "yard_unavailable",
+                    "code": "answer_lost",
+                    "message": "Edge e1 was started again, or lost its connection, before it answered.",
+                    "hint": "Send it again with the same key: what was done is not done twice.",
+                    "retry_safe": True,
+                    "fault": "infra",
+                }
+
+
+@pytest.mark.slow
+async def test_an_edge_that_is_never_heard_fails_its_calls(tmp_path: Path) -> None:
+    with anyio.fail_after(BOUND_S):
+        async with (
+            nats(tmp_path) as server,
+            echo_edge(server, beating=False) as edge,
+            gateway(server) as older,
+        ):
+            await edge.beat()
+            box = (await older.post("/v1/sandboxes", json={"spec": {"image": "debian"}})).json()["id"]
+            async with gateway(server) as newer:
+                begun = anyio.current_time()
+                hung = await newer.post(f"/v1/sandboxes/{box}/exec", json={"argv": ["hang"]})
+                assert anyio.current_time() - begun < EDGE_SILENT_S + 2
+                assert hung.json()["error"]["message"] == "Edge e1 has not been heard yet."

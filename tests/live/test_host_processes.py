@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from cloudyard.edge.host.processes import Process, Watcher, ended_within, kill_a
 from cloudyard.edge.host.syscalls import become_subreaper
 
 WAIT_S = 10.0
+FREE_FROM = 30  # of numbers that bash leaves alone
 BASH_OWN = {"10", "11", "251", "255"}  # where bash keeps copies while it redirects
 LIBC_SIGNALS = 0b11 << 31  # two that glibc keeps to itself
 
@@ -35,18 +37,18 @@ async def finished(process: Process) -> None:
 async def test_descriptors_arrive_under_the_numbers_asked_for_and_no_others(watcher: Watcher) -> None:
     """Also where numbers here and there overlap, as they do for 3 and 4 crossed."""
     pipes = [os.pipe() for _ in range(2)]
-    ends = [os.dup2(pipes[0][1], 30), os.dup2(pipes[1][1], 31)]
-    script = "echo a >&31; echo b >&30; ls /proc/self/fd >&31"
-    process = watcher.watch(spawn(["/bin/bash", "-c", script], {30: ends[1], 31: ends[0]}))
+    low, high = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, FREE_FROM) for _, end in pipes)
+    script = f"echo a >&{high}; echo b >&{low}; ls /proc/self/fd >&{high}"
+    process = watcher.watch(spawn(["/bin/bash", "-c", script], {low: high, high: low}))
     await finished(process)
-    for fd in (*ends, pipes[0][1], pipes[1][1]):
+    for fd in (low, high, pipes[0][1], pipes[1][1]):
         os.close(fd)
     first, second = (os.read(pipe[0], 4096).decode().split() for pipe in pipes)
     for pipe in pipes:
         os.close(pipe[0])
     assert second == ["b"]
     assert first[0] == "a"
-    assert set(first[1:]) <= {"0", "1", "2", "3", "30", "31", *BASH_OWN}
+    assert set(first[1:]) <= {"0", "1", "2", "3", str(low), str(high), *BASH_OWN}
 
 
 async def test_a_child_has_default_signals_and_an_empty_environment(watcher: Watcher) -> None:

@@ -2,12 +2,14 @@
 start.
 
 An edge that has gone silent, was started again or lost its connection for a moment will not answer what was
-asked of it before, so those calls are failed here and their callers send them again.
+asked of it before, so those calls are failed here and their callers send them again. That holds for an edge
+that is heard for the first time, too: we may have been started while it was being started again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 
 import anyio
 from anyio.abc import TaskStatus
@@ -33,6 +35,7 @@ class Watcher:
         self._fabric = fabric
         self._fleet = fleet
         self._silent: set[EdgeId] = set()
+        self._unheard: dict[EdgeId, float] = {}
         self._heard = anyio.Event()
         self._settled = anyio.Event()
         self._first = anyio.Event()
@@ -53,19 +56,21 @@ class Watcher:
         """Take in one heartbeat."""
         edge = EdgeId(beat.edge)
         known = self._fleet.nodes.get(edge)
-        before = None if known is None else known.beat
-        self._fleet.hear(beat, anyio.current_time())
+        now = anyio.current_time()
+        silent_s = now - known.heard_at if known is not None else math.inf
+        if known is None:
+            log.info("edge %s is heard (boot %s)", edge, beat.boot)
+        elif known.beat.boot != beat.boot:
+            log.info("edge %s has started again (boot %s)", edge, beat.boot)
+        self._fleet.hear(beat, now)
         self._silent.discard(edge)
+        self._unheard.pop(edge, None)
         self._first.set()
         self._heard.set()
         self._heard = anyio.Event()
-        if before is None:
-            log.info("edge %s is heard (boot %s)", edge, beat.boot)
-        elif before.boot != beat.boot:
-            log.info("edge %s has started again (boot %s)", edge, beat.boot)
-            self._fail_calls(edge, f"Edge {edge} was started again before it answered.")
-        elif beat.sequence > before.sequence + 1:
-            self._fail_calls(edge, f"Edge {edge} lost its connection for a moment; its answer may be lost.")
+        if beat.listening_s < silent_s + TRAVEL_S:
+            reason = f"Edge {edge} was started again, or lost its connection, before it answered."
+            self._fail_calls(edge, reason, older_s=beat.listening_s)
 
     def check(self, edge: EdgeId) -> None:
         """Do nothing if a call to the edge has a chance. An edge not heard yet has: we may have just started.
@@ -79,6 +84,8 @@ class Watcher:
                 code="edge_silent",
                 hint="Its node may be down or overloaded; its sandboxes are reachable again when it is back.",
             )
+        if edge not in self._fleet.nodes:
+            self._unheard.setdefault(edge, anyio.current_time())
 
     def alive(self) -> list[EdgeId]:
         """Edges that are heard, sorted."""
@@ -121,6 +128,10 @@ class Watcher:
             if not self._fabric.connected:
                 continue  # it is we who are deaf
             now = anyio.current_time()
+            for edge, asked_at in list(self._unheard.items()):
+                if now - asked_at > EDGE_SILENT_S:
+                    del self._unheard[edge]
+                    self._fail_calls(edge, f"Edge {edge} has not been heard yet.")
             for edge, node in list(self._fleet.nodes.items()):
                 silent_s = now - node.heard_at
                 if silent_s > EDGE_SILENT_S and edge not in self._silent:
@@ -131,6 +142,6 @@ class Watcher:
                     self._fleet.forget(edge)
                     self._silent.discard(edge)
 
-    def _fail_calls(self, edge: EdgeId, reason: str) -> None:
-        if failed := self._fabric.abandon(call_subject(edge), reason):
+    def _fail_calls(self, edge: EdgeId, reason: str, *, older_s: float = 0.0) -> None:
+        if failed := self._fabric.abandon(call_subject(edge), reason, older_s=older_s):
             log.info("%d calls to edge %s are failed: %s", failed, edge, reason)

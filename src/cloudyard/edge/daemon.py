@@ -105,7 +105,6 @@ class Edge:
         self._timers = Timers(self._clock)
         self._presence = Presence(config.edge_dir)
         self._calls = 0
-        self._beats = 0
         self._draining = False
         self._running = AsyncExitStack()
         self._yard: Yard | None = None
@@ -193,17 +192,16 @@ class Edge:
             )
         return reply
 
-    def heartbeat(self) -> Heartbeat:
-        """The next word that it lives."""
-        self._beats += 1
+    def heartbeat(self, *, listening_s: float = 0.0) -> Heartbeat:
+        """The next word that it lives, and has heard calls for `listening_s` seconds."""
         return Heartbeat(
             edge=self.config.edge,
             boot=self.boot,
-            sequence=self._beats,
             backends=sorted([*self._backends, *([BACKEND] if self._functions else [])]),
             load=self.yard.admission.load(available_bytes()),
             images=self._image_names(),
             draining=self._draining,
+            listening_s=listening_s,
         )
 
     async def stop_all(self) -> None:
@@ -347,22 +345,26 @@ class Fabric(Protocol):
     async def publish(self, subject: str, payload: bytes) -> None:
         """Send a message to whoever listens. Raises YardUnavailable while NATS is away."""
 
+    def listening_s(self, subject: str) -> float:
+        """For how long requests to a subject have come through, in seconds."""
+
 
 async def serve(
     edge: Edge, fabric: Fabric, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     """Answer calls and send heartbeats until cancelled; ready when `task_status` says so."""
+    subject = call_subject(edge.config.edge)
     async with anyio.create_task_group() as tasks:
 
         async def listen(*, task_status: TaskStatus[None]) -> None:
-            subject = call_subject(edge.config.edge)
             await fabric.serve(subject, edge.call, limit=CALLS_MAX, task_status=task_status)
 
         await tasks.start(listen)
         task_status.started()
         while True:
             try:
-                await fabric.publish(beat_subject(edge.config.edge), encode(edge.heartbeat()))
+                beat = edge.heartbeat(listening_s=fabric.listening_s(subject))
+                await fabric.publish(beat_subject(edge.config.edge), encode(beat))
             except YardUnavailable:
                 log.debug("A heartbeat could not be sent: NATS is away.")
             await anyio.sleep(HEARTBEAT_S)

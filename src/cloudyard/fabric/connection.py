@@ -62,6 +62,7 @@ class _Wait(NamedTuple):
 
     answer: asyncio.Future[bytes]
     subject: str
+    since: float
 
 
 class Fabric:
@@ -144,7 +145,7 @@ class Fabric:
         self._count += 1
         reply = f"cy.reply.{subject.split('.', 3)[2]}.{self._me}.{self._count}"
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waits[reply] = _Wait(answer, subject)
+        self._waits[reply] = _Wait(answer, subject, anyio.current_time())
         try:
             await self._send(link.client, subject, payload, reply)
             return await answer
@@ -161,9 +162,16 @@ class Fabric:
         """
         await self._send(self._present().client, subject, payload, "")
 
-    def abandon(self, subject: str, reason: str) -> int:
-        """Fail the requests under way to a subject with `answer_lost`; gives how many there were."""
-        waits = [wait for wait in self._waits.values() if wait.subject == subject and not wait.answer.done()]
+    def abandon(self, subject: str, reason: str, *, older_s: float = 0.0) -> int:
+        """Fail the requests to a subject that have been under way for longer than `older_s` with
+        `answer_lost`; gives how many there were.
+        """
+        begun = anyio.current_time() - older_s
+        waits = [
+            wait
+            for wait in self._waits.values()
+            if wait.subject == subject and wait.since <= begun and not wait.answer.done()
+        ]
         for wait in waits:
             wait.answer.set_exception(answer_lost(reason))
         return len(waits)
@@ -213,6 +221,14 @@ class Fabric:
             async with self._listening(subject, on_message):
                 task_status.started()
                 await anyio.sleep_forever()
+
+    def listening_s(self, subject: str) -> float:
+        """For how many seconds requests to a subject that we serve have come through; 0 if they do not."""
+        if self.connected:
+            for listener in self._listeners:
+                if listener.subject == subject:
+                    return anyio.current_time() - listener.since
+        return 0.0
 
     @asynccontextmanager
     async def subscribe(

@@ -45,12 +45,15 @@ class Credentials(Struct, frozen=True):
 
 
 class Listener(Struct, eq=False):
-    """A subscription that outlives links. `now` is what it is on the present one."""
+    """A subscription that outlives links. `now` is what it is on the present one, `since` (seconds of the
+    event loop's clock) when the server had taken it there.
+    """
 
     subject: str
     on_message: OnMessage
     now: Subscription | None = None
     refused: bool = False
+    since: float = 0.0
 
 
 class Link:
@@ -118,6 +121,7 @@ class Link:
         with anyio.CancelScope(shield=True):
             for _ in range(2):
                 await self.client.flush(timeout=CONNECT_TIMEOUT_S)
+        listener.since = anyio.current_time()
 
     async def close(self, listeners: Sequence[Listener]) -> None:
         """End it, within CLOSE_S."""

@@ -32,15 +32,17 @@ class EdgeLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An edge's word that it lives, sent every HEARTBEAT_S and at once after its start. `boot` changes with
-    every start."""
+    every start; for `listening_s` seconds it has heard every call, through one connection: what was asked
+    before that will not be answered.
+    """
 
     edge: str
     boot: str
-    sequence: int
     backends: list[str]
     load: EdgeLoad
     images: list[str] = []
     draining: bool = False
+    listening_s: float = 0.0
 
 
 HEARTBEAT_S = 1.0
