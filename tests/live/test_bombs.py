@@ -13,7 +13,7 @@ from yards import TestYard
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 ANSWER_S = 2.0  # in which the fifth has to answer, whatever the others do
-LOOKS = 24  # questions to the fifth while the bombs go off
+LOOKS = 24  # questions to the fifth and to the yard while the bombs go off
 BOMB_S = 12.0
 BOMBS = {
     "pids": "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'",
@@ -43,6 +43,7 @@ async def test_four_bombs_at_once_leave_a_fifth_sandbox_in_peace(yard: TestYard)
             for _ in range(LOOKS):
                 begin = time.monotonic()
                 answer = await fifth.run(["echo", "here"], timeout_s=10)
+                assert len(await client.list()) == len(BOMBS) + 1
                 slowest = max(slowest, time.monotonic() - begin)
                 assert answer.stdout == b"here\n"
                 await anyio.sleep(BOMB_S / LOOKS / 2)
