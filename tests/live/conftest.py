@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+import support
 from cloudyard.edge.backends.container import ContainerOptions
 from container_kit import compiled, options_in, places, sweep
 from functions_kit import Calls, calls_in
@@ -19,6 +20,21 @@ def yard(yard_dir: Path, depot: Path, leaks: None) -> Iterator[TestYard]:
     """A yard of this test's own, not up yet. It is brought down at the end, and nothing may be left of it."""
     with new_yard(yard_dir, depot) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def up(depot: Path) -> Iterator[TestYard]:
+    """A yard that is up, for all tests of a module. Nothing may be left of it at the end."""
+    token = support.new_token()
+    before = support.take_census(token)
+    directory = Path("/tmp") / f"cy-{token}"
+    directory.mkdir(mode=0o700)
+    with new_yard(directory, depot) as yard:
+        done = yard.up()
+        assert done.returncode == 0, done.stderr
+        yield yard
+    directory.rmdir()
+    support.wait_until_sync(lambda: not support.take_census(token).beyond(before), "nothing is left")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,26 +21,12 @@ import cloudyard
 import support
 from cloudyard import Completed, Sandbox
 from cloudyard.edge.journal import Journal
-from yards import TestYard, new_yard
+from yards import TestYard
 
 pytestmark = pytest.mark.live
 
 MIB = 2**20
 ANSWER_S = 2.0  # an innocent call beside a hog; what its reporters saw took minutes or never came
-
-
-@pytest.fixture(scope="module")
-def up(depot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestYard]:
-    token = support.new_token()
-    before = support.take_census(token)
-    directory = Path("/tmp") / f"cy-{token}"
-    directory.mkdir(mode=0o700)
-    with new_yard(directory, depot) as yard:
-        done = yard.up()
-        assert done.returncode == 0, done.stderr
-        yield yard
-    directory.rmdir()
-    support.wait_until_sync(lambda: not support.take_census(token).beyond(before), "nothing is left")
 
 
 @asynccontextmanager
