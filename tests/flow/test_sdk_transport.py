@@ -479,6 +479,20 @@ async def test_what_is_larger_than_allowed_is_refused_before_it_is_fetched(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_file_that_vanishes_after_it_was_listed_is_not_there(tmp_path: Path) -> None:
+    listed = tree(entry(b"a"), entry(b"gone", data=None, size=7))
+
+    async def answer(op: AnyOp, key: str) -> AnyResult:
+        if isinstance(op, ReadFile):
+            raise NotFound("There is no /d/gone.", code="file_not_found")
+        return await listed(op, key)
+
+    async with scripted(answer) as (_, yard):
+        done = await box_of(yard).download("/d", tmp_path)
+    assert (done.files, done.bytes) == (1, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 async def test_bytes_that_are_not_those_read_in_the_sandbox_are_an_error(tmp_path: Path) -> None:
     """Each piece comes with the SHA-256 that was made where it was read."""
     digest = sha256(b"y").digest()

@@ -85,6 +85,11 @@ class _Count:
                     hint="Pack them into an archive, by a command in the sandbox.",
                 )
 
+    def vanished(self, entry: TreeEntry) -> None:
+        """Take back a file that was counted and was gone when it was fetched."""
+        self.files -= 1
+        self.bytes -= entry.size
+
     def skip(self, name: bytes) -> None:
         """Count what is not copied."""
         self._skipped += 1
@@ -245,6 +250,10 @@ class _Download:
                     max_bytes=self._max_bytes,
                 )
                 made.keep(entry.mode)
+        except NotFound as error:
+            if error.code != "file_not_found":
+                raise
+            self._count.vanished(entry)  # since it was listed
         finally:
             self._slots.release()
 
