@@ -10,6 +10,7 @@ import anyio
 
 from cloudyard.edge.host import inroot
 from cloudyard.errors import CloudyardError
+from cloudyard.model import TreeEntry
 from escapes.kit import Attempt, Patch, Scene
 
 PROC = 0x9FA0  # the number of its file system
@@ -35,6 +36,16 @@ async def secrets(scene: Scene) -> AsyncIterator[None]:
     (folder / "secret").write_bytes(SECRET)
     scene.words.append(str(folder))
     yield
+
+
+@asynccontextmanager
+async def deep_secrets(scene: Scene) -> AsyncIterator[None]:
+    """The file is a directory deeper, under a name that the sandbox has, too."""
+    async with secrets(scene):
+        deep = scene.host / "secrets" / "deep"
+        deep.mkdir()
+        (deep / "secret").write_bytes(SECRET)
+        yield
 
 
 async def read(scene: Scene) -> str:
@@ -73,6 +84,30 @@ async def open_of_the_kernel(scene: Scene) -> str:
     """To open such a file may do something by itself. What is in it is not read: its size is said to be 0."""
     await scene.instance.files.read("/root/link", 0, 100)
     return "opened by the machine's root"
+
+
+async def list_tree(scene: Scene) -> str:
+    return " ".join(
+        entry.name.decode() for entry in (await scene.instance.files.list_tree("/root/link", b"")).entries
+    )
+
+
+async def list_tree_in_a_race(scene: Scene) -> str:
+    """What is in the machine's directory does not come as what is in one of the sandbox's."""
+    with anyio.move_on_after(RACE_S):
+        while True:
+            with suppress(CloudyardError):
+                for entry in (await scene.instance.files.list_tree("/root", b"")).entries:
+                    if entry.name.endswith(b"/secret"):
+                        return (entry.data or b"").decode()
+            await anyio.sleep(0)
+    return "nothing"
+
+
+async def write_tree(scene: Scene) -> str:
+    entry = TreeEntry(name=b"link/left", kind="file", mode=0o644, data=b"by the edge")
+    await scene.instance.files.write_tree("/root", [entry])
+    return on_the_machine(scene)
 
 
 def on_the_machine(scene: Scene) -> str:
@@ -143,6 +178,36 @@ ATTEMPTS = [
         without=OUTSIDE,
         arrange=secrets,
         evidence=remove,
+    ),
+    Attempt(
+        name="have the edge list all that is below a link",
+        mechanism="links in trees",
+        program=LINK,
+        refused="file_not_found",
+        succeeds="secret",
+        without=OUTSIDE,
+        arrange=secrets,
+        evidence=list_tree,
+    ),
+    Attempt(
+        name="have the edge write a tree through a link in it",
+        mechanism="links in trees",
+        program=LINK,
+        refused="file_not_found",
+        succeeds="left on the machine",
+        without=OUTSIDE,
+        arrange=secrets,
+        evidence=write_tree,
+    ),
+    Attempt(
+        name="put a link in the place of a directory while the edge lists the tree",
+        mechanism="races",
+        program=SWAP.replace('os.mkdir("/root/place")', 'os.makedirs("/root/place/deep")'),
+        refused="nothing",
+        succeeds=SECRET.decode(),
+        without=OUTSIDE,
+        arrange=deep_secrets,
+        evidence=list_tree_in_a_race,
     ),
     Attempt(
         name="put a link in the place of a directory while the edge writes into it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -44,7 +45,7 @@ from cloudyard.model import (
     UploadChunk,
     UploadCommit,
 )
-from cloudyard.sdk import transport
+from cloudyard.sdk import local, transport
 from cloudyard.sdk.client import Yard
 from cloudyard.sdk.sandbox import Sandbox
 from flow.scripted_yard import TOKEN, ScriptedYard, scripted
@@ -441,8 +442,11 @@ async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: byte
     assert [path.name for path in tmp_path.rglob("*")] == ["got"]
 
 
-async def test_a_download_never_goes_through_a_link(tmp_path: Path) -> None:
-    """One of the same download, or of an earlier one, at whose place there is now a directory."""
+async def test_a_download_never_goes_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the same download, or of an earlier one, at whose place there is now a directory. Without the one
+    flag of the kernel's that sees to it, the same listing writes outside."""
     outside, got = tmp_path / "outside", tmp_path / "got"
     outside.mkdir()
     link = entry(b"a", "symlink", target=bytes(outside))
@@ -454,6 +458,10 @@ async def test_a_download_never_goes_through_a_link(tmp_path: Path) -> None:
         await box_of(yard).download("/d", got)
     assert list(outside.iterdir()) == []
     assert (got / "a" / "f").read_bytes() == b"x"
+    monkeypatch.setattr(local, "_BELOW", local._BELOW & ~os.O_NOFOLLOW)
+    async with scripted(tree(link, entry(b"a/f"))) as (_, yard):
+        await box_of(yard).download("/d", tmp_path / "again")
+    assert (outside / "f").read_bytes() == b"x"
 
 
 async def test_an_entry_that_comes_again_is_refused_and_a_listing_without_end_ends(tmp_path: Path) -> None:
