@@ -28,6 +28,7 @@ ALL = ["oom", "pids", "output"]
         (Ending(exit_code=137), "policy", "exit", []),
         (Ending(signal=9, timed_out=1.0, killed="timeout", oom_kills=1), "policy", "timeout", ["oom"]),
         (Ending(signal=9, killed="it was cancelled", oom_kills=1), "policy", "killed", ["oom"]),
+        (Ending(killed="its time has come", expired=True), "policy", "expired", []),
         (Ending(exit_code=0, killed="too late"), None, None, []),
         (Ending(signal=9, silent=1.0, killed="silence"), "policy", "no_output", []),
         (Ending(exit_code=254, forks_refused=3), "policy", "exit", ["pids"]),

@@ -200,6 +200,7 @@ print("mounted")
         refused="ENOSYS",
         succeeds="mounts",
         without="seccomp_newer",
+        since=(6, 8),
     ),
     Attempt(
         name="ask which security modules the machine has",
@@ -208,5 +209,6 @@ print("mounted")
         refused="ENOSYS",
         succeeds="modules",
         without="seccomp_newer",
+        since=(6, 8),
     ),
 ]

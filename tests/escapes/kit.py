@@ -125,12 +125,19 @@ class Attempt:
     behind: tuple[str, ...] = ()
     """Defences that stand before that one, and are away both times, for it would not be reached. With all up
     the attempt is refused as well, by whichever comes first."""
+    since: tuple[int, int] = (0, 0)
+    """The kernel that can first do what it tries; an older one refuses without any wall of ours."""
     spec: SandboxSpec = SPEC
     arrange: Arrange | None = None
     """What the host does before and after."""
     evidence: Callable[[Scene], Awaitable[str]] | None = None
     """What is to be seen on the host afterwards, or the code of our error: in the place of what the program
     printed, unless that was refused."""
+
+    @property
+    def has_a_chance(self) -> bool:
+        """Whether this machine's kernel is new enough."""
+        return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= self.since
 
     async def outcome(self, scene: Scene) -> str:
         """Carry it out."""

@@ -411,6 +411,7 @@ BEHIND = [
         succeeds="marked",
         without="user_namespace",
         behind=("capabilities",),
+        since=(6, 7),
     ),
     Attempt(
         name="run before everybody else on the machine, with every capability",

@@ -445,7 +445,7 @@ async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: byte
 async def test_a_download_never_goes_through_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of the same download, or of an earlier one, at whose place there is now a directory. Without the one
+    """One of the same download, or of an earlier one, at whose place there is now a directory. Without the
     flag of the kernel's that sees to it, the same listing writes outside."""
     outside, got = tmp_path / "outside", tmp_path / "got"
     outside.mkdir()

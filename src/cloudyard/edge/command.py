@@ -35,6 +35,7 @@ class Command:
         "cause",
         "company",
         "exit",
+        "expired",
         "heard_at",
         "id",
         "info",
@@ -101,6 +102,7 @@ class Command:
         self.silent: float | None = None
         """That bound in seconds, where it struck."""
         self.killed = ""
+        self.expired = False
         """Why it was killed through us."""
         self.kill_timer: Timer | None = None
         self.exit: Frame | None = None
@@ -195,6 +197,7 @@ class Command:
             timed_out=self.timed_out,
             silent=self.silent,
             killed=self.killed,
+            expired=self.expired,
             lost=lost,
             oom_kills=refused.oom_kills,
             shared=shared,

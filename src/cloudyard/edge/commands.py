@@ -248,10 +248,11 @@ class Commands:
         if command.sent:
             self.send(command.stdin.frames())
 
-    def end_all(self, *, killed: str = "", lost: str = "") -> None:
+    def end_all(self, *, killed: str = "", expired: bool = False, lost: str = "") -> None:
         """The sandbox has ended: so have its commands, by our doing or for a reason of their own."""
         for command in list(self.live.values()):
-            command.killed = command.killed or killed
+            if not command.killed:
+                command.killed, command.expired = killed, expired
             self._ends.finish(command, lost=lost)
         self._places.open()
         self.let_go("the sandbox has ended")

@@ -41,6 +41,7 @@ from cloudyard.errors import (
     YardUnavailable,
 )
 from cloudyard.model import (
+    EDGE_SILENT_S,
     HEARTBEAT_S,
     AnyOp,
     AnyResult,
@@ -348,20 +349,41 @@ class Fabric(Protocol):
     def listening_s(self, subject: str) -> float:
         """For how long requests to a subject have come through, in seconds."""
 
+    async def renew(self) -> None:
+        """Leave the connection with all that has come through it, and return when there is a new one."""
+
 
 async def serve(
     edge: Edge, fabric: Fabric, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer calls and send heartbeats until cancelled; ready when `task_status` says so."""
+    """Answer calls and send heartbeats until cancelled; ready when `task_status` says so.
+
+    Whoever asked an edge that was silent for EDGE_SILENT_S was told that it is away. Where this process could
+    not run for so long (it was stopped, or its machine was), what has queued up meanwhile is not acted on.
+    """
     subject = call_subject(edge.config.edge)
+    ran_at = anyio.current_time()
+
+    def stalled() -> bool:
+        return anyio.current_time() - ran_at > EDGE_SILENT_S
+
+    async def answer(data: bytes) -> bytes:
+        if stalled():
+            raise YardUnavailable(f"Edge {edge.config.edge} was silent for too long.", code="edge_stalled")
+        return await edge.call(data)
+
     async with anyio.create_task_group() as tasks:
 
         async def listen(*, task_status: TaskStatus[None]) -> None:
-            await fabric.serve(subject, edge.call, limit=CALLS_MAX, task_status=task_status)
+            await fabric.serve(subject, answer, limit=CALLS_MAX, task_status=task_status)
 
         await tasks.start(listen)
         task_status.started()
         while True:
+            if stalled():
+                log.warning("The edge could not run for %.1f s.", anyio.current_time() - ran_at)
+                await fabric.renew()
+            ran_at = anyio.current_time()
             try:
                 beat = edge.heartbeat(listening_s=fabric.listening_s(subject))
                 await fabric.publish(beat_subject(edge.config.edge), encode(beat))

@@ -38,7 +38,7 @@ from cloudyard.edge.operations import check
 from cloudyard.edge.poller import Poller
 from cloudyard.edge.records import AnyRecord, Head, Moved, Placed
 from cloudyard.edge.remembered import Ended, Remembered
-from cloudyard.edge.sandbox import Sandbox, describe, unavailable
+from cloudyard.edge.sandbox import EXPIRED, Sandbox, describe, unavailable
 from cloudyard.errors import (
     CloudyardError,
     Conflict,
@@ -275,7 +275,8 @@ class Yard:
         if sandbox.life.state == "failed":
             sandbox.commands.end_all(lost=why)
         else:
-            sandbox.commands.end_all(killed=why)
+            expired = sandbox.life.reason in EXPIRED
+            sandbox.commands.end_all(killed=why, expired=expired)
 
     def _give_back(self, sandbox: Sandbox) -> None:
         self.admission.release(sandbox.id)

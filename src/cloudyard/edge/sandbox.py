@@ -36,11 +36,13 @@ REASONS = {
     "create_failed": "it could not be created",
 }
 
+EXPIRED = ("idle_ttl", "max_ttl")
+
 
 def unavailable(sandbox: str, life: Life) -> SandboxUnavailable:
     """The error for whoever wants something of a sandbox that does not run."""
     why = REASONS.get(life.reason, life.state)
-    expired = life.reason in ("idle_ttl", "max_ttl")
+    expired = life.reason in EXPIRED
     infra = life.reason in ("guest_gone", "lost", "create_failed")
     return SandboxUnavailable(
         f"Sandbox {sandbox} is {life.state}: {why}.",

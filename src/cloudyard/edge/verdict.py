@@ -55,6 +55,8 @@ class Ending(NamedTuple):
     """The bound of silence in seconds, where it struck."""
     killed: str = ""
     """Why we killed it, or somebody through us; empty when nobody did."""
+    expired: bool = False
+    """It was killed because the sandbox's time to live had ended."""
     lost: str = ""
     """Why its end is not known."""
     oom_kills: int = 0
@@ -104,7 +106,7 @@ def _fault(end: Ending) -> Fault | None:
         )
         return Fault(label="policy", reason="no_output", evidence=evidence)
     if end.killed and end.exit_code != 0:  # else it came to its own good end first
-        return Fault(label="policy", reason="killed", evidence=end.killed)
+        return Fault(label="policy", reason="expired" if end.expired else "killed", evidence=end.killed)
     if end.signal is None and not end.exit_code:
         return None  # a process of it may have been killed for memory: it made do
     if end.disk is not None and end.disk.free_bytes < POOL_FULL_BYTES and not _disk_is_full(end.disk):

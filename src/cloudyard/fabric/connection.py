@@ -126,6 +126,15 @@ class Fabric:
             await self._back.wait()
             await anyio.lowlevel.checkpoint()
 
+    async def renew(self) -> None:
+        """Leave the present connection, with all that has come through it and was not heard yet, and return
+        when there is a new one.
+        """
+        back = self._back
+        if self._link is not None:
+            self._link.lost.set()
+        await back.wait()
+
     # --- sending --------------------------------------------------------------------------------------------
 
     async def request(self, subject: str, payload: bytes) -> bytes:

@@ -21,7 +21,8 @@ class Fault(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     label: FaultLabel
     reason: str
-    """Stable name: exit, signal, timeout, no_output, oom, pids, disk, output, killed, lost, not_started."""
+    """Stable name: exit, signal, timeout, no_output, oom, pids, disk, output, killed, expired (the sandbox's
+    time to live), lost, not_started."""
     evidence: str = ""
     """What says so: a kernel counter, a guest frame, an errno."""
 
