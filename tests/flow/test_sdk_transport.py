@@ -442,9 +442,7 @@ async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: byte
     assert [path.name for path in tmp_path.rglob("*")] == ["got"]
 
 
-async def test_a_download_never_goes_through_a_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_download_never_goes_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the same download, or of an earlier one, at whose place there is now a directory. Without the
     flag of the kernel's that sees to it, the same listing writes outside."""
     outside, got = tmp_path / "outside", tmp_path / "got"
