@@ -115,6 +115,17 @@ async def test_a_sandbox_does_not_outlive_a_killed_program_and_not_its_lease_whi
         await wait_until(lambda: not Path(f"/proc/{int(mark.read_text())}").exists(), "the command is gone")
 
 
+@pytest.mark.parametrize("option", ["--lease", "--max-ttl"])
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+async def test_a_lease_and_a_time_to_live_that_cannot_be_are_refused_by_name(
+    yard_dir: Path, option: str, seconds: str
+) -> None:
+    async with yard_at(yard_dir) as made:
+        done = await cloudyard(made, "run", option, seconds, "true")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"{option} is {seconds} seconds, out of range".encode() in done.stderr
+
+
 async def test_run_passes_on_more_than_an_answer_keeps(yard_dir: Path) -> None:
     async with yard_at(yard_dir) as made:
         done = await cloudyard(made, "run", "seq 1 3000000 | head -c 20000000")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -140,6 +140,31 @@ async def test_errors_of_local_files_name_them(yard_dir: Path, tmp_path: Path) -
         with pytest.raises(NotFound):
             await box.upload(tmp_path / "missing", f"{top}/g")
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+async def test_text_goes_as_utf8_and_what_is_neither_text_nor_bytes_is_refused(yard_dir: Path) -> None:
+    """Text is not read as base64 on the way, as the encoding of messages would have it."""
+    file = str(yard_dir / "file")
+    async with yard_of(yard_dir) as (_, yard), yard.sandbox("debian") as box:
+        assert (await box.run("cat", stdin="text")).stdout == b"text"
+        assert (await box.write(file, "naïve", mode=0o600)).size == 6
+        process = await box.start("cat", stdin=True)
+        await process.write("more text")
+        await process.close_stdin()
+        assert (await process.wait()).text == "more text"
+        refused: list[Callable[[], Awaitable[object]]] = [
+            lambda: box.run("cat", stdin=5),  # type: ignore[arg-type]
+            lambda: box.run("cat", stdin="\udcff"),
+            lambda: box.write(file, None),  # type: ignore[arg-type]
+            lambda: box.write(file, b"", mode=-1),
+            lambda: box.mkdir(file + "-d", mode=0o77777),
+            lambda: box.run(b"echo"),  # type: ignore[arg-type]
+            lambda: box.run(5),  # type: ignore[arg-type]
+        ]
+        for ask in refused:
+            with pytest.raises(InvalidRequest):
+                await ask()
+        assert await box.read(file) == "naïve".encode()
 
 
 @both

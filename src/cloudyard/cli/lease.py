@@ -16,8 +16,8 @@ from typing import Unpack
 import anyio
 
 from cloudyard.cli import EXIT_SIGNAL
-from cloudyard.errors import CloudyardError, YardUnavailable
-from cloudyard.model import TTL_MAX_S
+from cloudyard.errors import CloudyardError, InvalidRequest, YardUnavailable
+from cloudyard.model import TTL_MAX_S, TTL_MIN_S
 from cloudyard.sdk.client import SandboxOptions, Yard
 from cloudyard.sdk.sandbox import Sandbox
 from cloudyard.sdk.tasks import plain_task_group
@@ -99,9 +99,20 @@ async def leased(
     Args:
         lease_s: it stops by itself so long after this program was last heard of.
         **options: as for `Yard.create`. At the end of its `max_ttl_s` it stops in any case.
+
+    Raises:
+        InvalidRequest: one of the two times is out of range.
+        CloudyardError: as from `Yard.create`.
     """
     born = time.monotonic()
     max_ttl_s = options.get("max_ttl_s")
+    for name, seconds in (("--lease", lease_s), ("--max-ttl", max_ttl_s)):
+        if seconds is not None and not TTL_MIN_S <= seconds <= TTL_MAX_S:
+            raise InvalidRequest(
+                f"{name} is {seconds:g} seconds, out of range.",
+                code="out_of_range",
+                hint=f"Between {TTL_MIN_S:g} second and {TTL_MAX_S / 86400:g} days.",
+            )
     first_s = lease_s if max_ttl_s is None else min(lease_s, max_ttl_s)
     options["max_ttl_s"] = first_s
     box = await yard.create(image, **options)

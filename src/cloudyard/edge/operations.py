@@ -73,6 +73,8 @@ FileOp = (
     | MakeDir
 )
 
+MODE_MAX = 0o7777
+
 
 def check(op: AnyOp) -> None:
     """Refuse what can never be done.
@@ -106,6 +108,13 @@ def check(op: AnyOp) -> None:
                 code="out_of_range",
                 hint="It counts bytes, from 0 up.",
             )
+    mode = getattr(op, "mode", None)
+    if mode is not None and not 0 <= mode <= MODE_MAX:
+        raise InvalidRequest(
+            f"mode is {mode}, out of range.",
+            code="out_of_range",
+            hint="Permission bits, between 0 and 0o7777, such as 0o644.",
+        )
     wait_s = getattr(op, "wait_s", 0.0)
     if not 0 <= wait_s <= TIMEOUT_MAX_S:
         raise InvalidRequest(

@@ -36,6 +36,7 @@ from cloudyard.model import (
     call_limit_s,
     normalised_call,
 )
+from cloudyard.sdk.given import bytes_of
 from cloudyard.sdk.tasks import plain_task_group
 from cloudyard.sdk.transport import (
     ANSWER_GRACE_S,
@@ -106,7 +107,7 @@ def spec_of(code: str | None, options: Mapping[str, Any]) -> CallSpec:
         code = _text_of(Path(file))
         language = language or _language_of(Path(file))
     with text_only():
-        fields["stdin"] = _bytes_of("stdin", fields.get("stdin", b""))
+        fields["stdin"] = bytes_of("stdin", fields.get("stdin", b""))
         fields["files"] = _files_of(fields.get("files", {}))
         fields["cases"] = [_case_of(case) for case in fields.get("cases", ())]
     for name, kind in (("args", list), ("preload", list), ("env", dict)):
@@ -270,23 +271,9 @@ def _content_of(file: Path) -> bytes:
     return content
 
 
-def _bytes_of(what: str, value: object) -> bytes:
-    match value:
-        case str():
-            return value.encode()
-        case bytes():
-            return value
-        case bytearray() | memoryview():
-            return bytes(value)
-        case _:
-            raise InvalidRequest(
-                f"{what} is a {type(value).__name__}.", code="bad_call_spec", hint="Pass bytes or a str."
-            )
-
-
 def _files_of(files: object) -> dict[str, bytes]:
     if isinstance(files, Mapping):
-        return {str(path): _bytes_of(f"files[{path!r}]", content) for path, content in files.items()}
+        return {str(path): bytes_of(f"files[{path!r}]", content) for path, content in files.items()}
     if not isinstance(files, str | os.PathLike):
         raise InvalidRequest(
             f"files is a {type(files).__name__}.",
@@ -325,6 +312,6 @@ def _case_of(case: object) -> Case:
                 hint="Pass a Case, a pair (stdin, expected), or a dict with these two.",
             )
     return Case(
-        stdin=_bytes_of("A case's stdin", stdin),
-        expected=None if expected is None else _bytes_of("A case's expected output", expected),
+        stdin=bytes_of("A case's stdin", stdin),
+        expected=None if expected is None else bytes_of("A case's expected output", expected),
     )

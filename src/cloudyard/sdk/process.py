@@ -24,6 +24,7 @@ from cloudyard.model import (
     StartError,
     Wait,
 )
+from cloudyard.sdk.given import Data, bytes_of
 from cloudyard.sdk.output import Output
 from cloudyard.sdk.transport import Caller
 
@@ -167,16 +168,16 @@ class Process:
         """Its stderr, likewise."""
         return Output(self._caller, self._sandbox, command_id=self.id, stream="stderr").follow(offset)
 
-    async def write(self, data: bytes) -> None:
-        """Write to its stdin; returns once the command's pipe has taken every byte.
+    async def write(self, data: Data) -> None:
+        """Write bytes, or text as UTF-8, to its stdin; returns once the command's pipe has taken every byte.
 
         Raises:
-            InvalidRequest: it was not started with `stdin=True`.
+            InvalidRequest: it was not started with `stdin=True`, or the data are neither.
             Conflict: the command has ended, or has closed its stdin.
         """
         async with self._stdin:
             at = await self._taken()
-            view = memoryview(data)
+            view = memoryview(bytes_of("data", data))
             while view:
                 piece = bytes(view[:CHUNK_BYTES_MAX])
                 op = SendStdin(command_id=self.id, data=piece, offset=at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ from cloudyard.model import (
     edge_of,
 )
 from cloudyard.sdk import files, trees
+from cloudyard.sdk.given import Data, bytes_of
 from cloudyard.sdk.process import Completed, Process, completed
 from cloudyard.sdk.session import Session
 from cloudyard.sdk.tasks import plain_task_group
@@ -104,7 +105,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         cwd: str = "",
         user: str = "",
-        stdin: bytes = b"",
+        stdin: Data = b"",
         output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES,
         key: str = "",
     ) -> Completed:
@@ -117,7 +118,7 @@ class Sandbox:
             env: added to the sandbox's own environment.
             cwd: where it starts; the image's own directory if empty.
             user: who it runs as: a name, a uid or uid:gid.
-            stdin: bytes for its stdin, any number; then end of file.
+            stdin: bytes, or text as UTF-8, for its stdin, any number; then end of file.
             output_limit_bytes: bytes kept of stdout and of stderr. It never waits for a reader.
             key: step key: the same key on the same sandbox gives the same result and runs nothing again.
 
@@ -130,7 +131,8 @@ class Sandbox:
             SandboxUnavailable: the sandbox stopped, or broke.
             YardUnavailable: the yard could not be reached for RESTART_PATIENCE_S.
         """
-        piped = len(stdin) > INLINE_STDIN_BYTES_MAX
+        given = bytes_of("stdin", stdin)
+        piped = len(given) > INLINE_STDIN_BYTES_MAX
         spec = command_spec(
             command,
             timeout_s=timeout_s,
@@ -138,12 +140,12 @@ class Sandbox:
             env=env,
             cwd=cwd,
             user=user,
-            stdin=b"" if piped else stdin,
+            stdin=b"" if piped else given,
             keep_stdin=piped,
             output_limit_bytes=output_limit_bytes,
         )
         if piped:
-            return await self._run_piped(spec, stdin, key=key)
+            return await self._run_piped(spec, given, key=key)
         result = await self._caller.ask(self._id, Exec(command=spec), ExecResult, key=key)
         return await completed(self._caller, self._id, result)
 
@@ -268,15 +270,17 @@ class Sandbox:
         _check_path(path)
         return await files.read(self._caller, self._id, path, max_bytes=max_bytes)
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None) -> FileInfo:
+    async def write(self, path: str, data: Data, *, mode: int | None = None) -> FileInfo:
         """Write a file of any size in one move, making missing directories.
 
         Args:
+            data: bytes, or text as UTF-8.
             mode: permission bits; None keeps those of the file it replaces, or 0644.
         """
         _check_path(path)
-        source = io.BytesIO(data)
-        return await files.write(self._caller, self._id, path, source=source, size=len(data), mode=mode)
+        given = bytes_of("data", data)
+        source = io.BytesIO(given)
+        return await files.write(self._caller, self._id, path, source=source, size=len(given), mode=mode)
 
     async def upload(self, local: str | Path, path: str) -> Transfer:
         """Copy a local file or directory to `path`, with permission bits. Links are kept as links.
@@ -380,6 +384,12 @@ def command_spec(command: str | Sequence[str], **fields: Any) -> CommandSpec:
         LimitExceeded: it is too large to send.
     """
     env = fields.pop("env", None) or {}
+    if isinstance(command, bytes | bytearray) or not isinstance(command, Iterable):
+        raise InvalidRequest(
+            f"The command is a {type(command).__name__}.",
+            code="bad_command",
+            hint='Pass one string to run through /bin/sh, or a list such as ["ls", "-l"].',
+        )
     how = {"shell": command} if isinstance(command, str) else {"argv": list(command)}
     try:
         spec = msgspec.convert({**how, **fields, "env": dict(env)}, CommandSpec)
