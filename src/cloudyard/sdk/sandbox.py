@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -376,21 +376,25 @@ class Sandbox:
         return done
 
 
-def command_spec(command: str | Sequence[str], **fields: Any) -> CommandSpec:
-    """A checked CommandSpec of what a user passed.
+def command_spec(command: object, **fields: Any) -> CommandSpec:
+    """A checked CommandSpec of what a user passed: text for the shell, or a sequence of arguments.
 
     Raises:
         InvalidRequest: a value is of the wrong type or out of range.
         LimitExceeded: it is too large to send.
     """
     env = fields.pop("env", None) or {}
-    if isinstance(command, bytes | bytearray) or not isinstance(command, Iterable):
+    how: dict[str, object]
+    if isinstance(command, str):
+        how = {"shell": command}
+    elif isinstance(command, Sequence) and not isinstance(command, bytes | bytearray):
+        how = {"argv": list(command)}
+    else:
         raise InvalidRequest(
             f"The command is a {type(command).__name__}.",
             code="bad_command",
             hint='Pass one string to run through /bin/sh, or a list such as ["ls", "-l"].',
         )
-    how = {"shell": command} if isinstance(command, str) else {"argv": list(command)}
     try:
         spec = msgspec.convert({**how, **fields, "env": dict(env)}, CommandSpec)
     except msgspec.ValidationError as exc:
