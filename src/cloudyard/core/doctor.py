@@ -426,8 +426,10 @@ def _uids(facts: HostFacts) -> Finding:
 def _options(facts: HostFacts) -> Finding:
     """What sandboxes may ask for beyond what all have."""
     swap = f"{facts.swap_total_bytes / GIB:.1f} GiB of swap" if facts.swap_total_bytes else "no swap"
-    text = f"{swap}, {facts.lxcfs or 'no lxcfs'}: a sandbox that asks for what is not here is refused"
-    return Finding(name="options", level="ok", text=text)
+    lxcfs = "lxcfs" if facts.lxcfs else "no lxcfs (it takes /dev/fuse)"
+    here = bool(facts.swap_total_bytes and facts.lxcfs)
+    refused = "" if here else ": a sandbox that asks for what is missing is refused"
+    return Finding(name="options", level="ok", text=f"{swap} and {lxcfs}{refused}")
 
 
 def _kvm(facts: HostFacts) -> Finding:

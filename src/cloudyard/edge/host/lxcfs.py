@@ -19,6 +19,7 @@ from cloudyard.edge.host.processes import Process, Watcher, ended_within, spawn
 from cloudyard.edge.host.template import Template
 from cloudyard.errors import SandboxUnavailable, Unsupported
 
+FUSE = Path("/dev/fuse")
 PLACE = "/lxcfs"  # in the template
 FILES = ("cpuinfo", "loadavg", "meminfo", "stat", "swaps", "uptime")  # of /proc that are shown
 READY_WAIT_S = 5.0  # from its start to its mount
@@ -116,6 +117,12 @@ class Lxcfs:
                 code="no_lxcfs",
                 hint="scripts/setup fetches Debian's; or install the package lxcfs.",
             )
+        if not FUSE.exists():
+            raise Unsupported(
+                f"A sandbox with lxcfs cannot be made here: there is no {FUSE}.",
+                code="no_lxcfs",
+                hint="modprobe fuse",
+            )
         self._group.remove()  # of one that has ended
         self._group.make()
         self._mount.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,7 +162,7 @@ class Lxcfs:
             await self._take_down(process)
         said = _text(self._log)[-SAID_BYTES_MAX:].strip() or "it said nothing"
         raise SandboxUnavailable(
-            f"Starting lxcfs failed: {said}.", code="lxcfs_failed", hint="Is /dev/fuse there? modprobe fuse."
+            f"Starting lxcfs failed: {said}.", code="lxcfs_failed", hint="The edge's log may say more."
         )
 
     def _clone(self, pid: int) -> int:

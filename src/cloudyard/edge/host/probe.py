@@ -20,6 +20,7 @@ from typing import Literal
 from cloudyard.core.doctor import DISK_FULL_BYTES, PROGRAMS, UNTRIED, CgroupFacts, HostFacts
 from cloudyard.edge.host import btrfs, cgroups
 from cloudyard.edge.host.disk_pool import PROGRAMS as PATH_OF_PROGRAMS
+from cloudyard.edge.host.lxcfs import FUSE
 from cloudyard.edge.host.seccomp import libseccomp_version
 from cloudyard.edge.host.slots import SLOTS_MAX, UID_END, UID_FIRST
 from cloudyard.errors import CloudyardError
@@ -84,7 +85,7 @@ def probe_host(state: Path, *, nats_server: str, binaries: Path, lxcfs: Path | N
         uid_ranges=SLOTS_MAX,
         uid_overlaps=_uid_overlaps(),
         swap_total_bytes=memory.get("SwapTotal", 0),
-        lxcfs=str(lxcfs or ""),
+        lxcfs=str(lxcfs or "") if FUSE.exists() else "",
         kvm=_kvm(),
     )
 
