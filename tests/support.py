@@ -159,7 +159,8 @@ def _link(path: str) -> str:
 
 
 def _processes(token: str) -> Iterator[tuple[int, str]]:
-    """Processes that name the token in arguments, directory or cgroup; zombies too, this process not."""
+    """Processes that name the token in arguments, directory or cgroup; zombies too, but not this process, nor
+    those that have ended as orphans, whom this process has got as subreaper and does not wait for."""
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -167,8 +168,13 @@ def _processes(token: str) -> Iterator[tuple[int, str]]:
             _read(f"/proc/{entry}/cmdline").replace("\0", " ").strip() or _read(f"/proc/{entry}/comm").strip()
         )
         where = command, _link(f"/proc/{entry}/cwd"), _read(f"/proc/{entry}/cgroup")
-        if any(token in text for text in where):
+        if any(token in text for text in where) and not _is_orphan_of_ours(entry):
             yield int(entry), command[:120]
+
+
+def _is_orphan_of_ours(pid: str) -> bool:
+    state, parent, *_ = _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or ("", "")
+    return state == "Z" and int(parent) == os.getpid()
 
 
 def _cgroups(token: str) -> Iterator[str]:

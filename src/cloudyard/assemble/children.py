@@ -23,7 +23,7 @@ from cloudyard.errors import Unsupported
 from cloudyard.fabric import find_nats_server
 
 STOP_GRACE_S = 8.0  # from SIGTERM to SIGKILL
-KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
+KILL_WAIT_S = 30.0  # for the kernel to take a killed process away, which may wait for a disk
 START_TIME_FIELD = 22  # of /proc/PID/stat, see proc(5)
 
 

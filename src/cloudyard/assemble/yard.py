@@ -356,7 +356,7 @@ async def _wait_nothing_left(config: YardConfig) -> None:
 
 def leftovers(config: YardConfig) -> list[str]:
     """What is still there of a yard that was lowered: cgroups that carry its name, processes in them, mounts
-    in its directories."""
+    in its directories. A process that has ended and that the machine's init does not wait for holds nothing."""
     names = parent_names(container_options(config).tag)
     groups = Path("/sys/fs/cgroup")
     patterns = [pattern for name in names for pattern in (name, f"*/{name}")]
@@ -367,7 +367,7 @@ def leftovers(config: YardConfig) -> list[str]:
                 group = Path(f"/proc/{entry}/cgroup").read_text()
             except OSError:
                 continue
-            if any(f"/{name}/" in group for name in names):
+            if any(f"/{name}/" in group for name in names) and children.start_time(int(entry)):
                 found.append(f"process {entry}")
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         where = line.split()[4]
