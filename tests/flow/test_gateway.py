@@ -328,3 +328,18 @@ async def test_a_list_says_which_edges_did_not_answer(tmp_path: Path) -> None:
                     await anyio.sleep(0.02)
             page = (await client.get("/v1/sandboxes")).json()
             assert page == {"sandboxes": [], "missing": ["e2"]}
+
+
+@pytest.mark.slow
+async def test_a_silent_edge_is_named_by_lists_for_as_long_as_it_is_silent(tmp_path: Path) -> None:
+    with anyio.fail_after(30):
+        async with nats(tmp_path) as server, gateway(server) as client, echo_edge(server, "e1"):
+            async with echo_edge(server, "e2"):
+                while (await client.get("/v1/health")).json()["edges"] != ["e1", "e2"]:
+                    await anyio.sleep(0.02)
+            while (await client.get("/v1/health")).json()["edges"] != ["e1"]:
+                await anyio.sleep(0.1)
+            assert (await client.get("/v1/sandboxes")).json()["missing"] == ["e2"]
+            async with echo_edge(server, "e2"):
+                while "missing" in (await client.get("/v1/sandboxes")).json():
+                    await anyio.sleep(0.02)

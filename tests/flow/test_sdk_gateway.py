@@ -14,7 +14,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloudyard import Conflict, InvalidRequest, LimitExceeded, NotFound, Unauthorized, blocking, connect
+from cloudyard import (
+    Conflict,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    Unauthorized,
+    YardUnavailable,
+    blocking,
+    connect,
+)
 from cloudyard.model import SandboxInfo
 from flow.chain import TOKEN, Chain, chain
 from flow.echo_edge import EchoEdge, echo_edge
@@ -52,6 +61,20 @@ async def test_sandboxes_come_and_go(yard_dir: Path, transport: str) -> None:
         with pytest.raises(Unauthorized):
             async with connect(made.url, "cy_wrong", transport=transport):
                 pass
+
+
+@pytest.mark.slow
+async def test_a_list_is_whole_or_an_error(yard_dir: Path) -> None:
+    """An edge whose answer nobody can read keeps its sandboxes from the list."""
+    async with yard_with(yard_dir) as (made, edge), connect(made.url, TOKEN) as yard:
+        box = await yard.create("debian")
+        edge.garbage = b"garbage"
+        with pytest.raises(YardUnavailable, match="not whole: e1 did not answer") as caught:
+            await yard.list()
+        assert caught.value.code == "list_incomplete"
+        assert await yard.list(partial=True) == []
+        edge.garbage = b""
+        assert [info.id for info in await yard.list()] == [box.id]
 
 
 @both

@@ -253,6 +253,7 @@ async def _shell_in(box: Sandbox, args: Namespace, *, keep: Callable[[], Awaitab
 def add_ls_arguments(parser: ArgumentParser) -> None:
     """What `cloudyard ls` takes."""
     parser.add_argument("--all", action="store_true", help="stopped ones that are still remembered too")
+    parser.add_argument("--partial", action="store_true", help="where a node is away, those of all others")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
@@ -263,7 +264,7 @@ def run_ls(args: Namespace) -> int:
 
 async def _ls(args: Namespace) -> int:
     async with connect() as yard:
-        infos = await yard.list(stopped=args.all)
+        infos = await yard.list(stopped=args.all, partial=args.partial)
     if args.json:
         print(msgspec.json.encode(infos).decode())
         return 0

@@ -91,6 +91,10 @@ class Watcher:
         """Edges that are heard, sorted."""
         return sorted(edge for edge in self._fleet.nodes if edge not in self._silent)
 
+    def silent(self) -> list[EdgeId]:
+        """Edges that were heard once, within FORGET_S, and are no more."""
+        return sorted(self._silent)
+
     def heartbeats(self) -> list[Heartbeat]:
         """The last heartbeat of each edge that is heard."""
         return [self._fleet.nodes[edge].beat for edge in self.alive()]

@@ -93,7 +93,7 @@ class Yard:
         )
 
     async def sandboxes(self, grant: Grant, *, stopped: bool) -> SandboxPage:
-        """The project's sandboxes on every edge, oldest first.
+        """The project's sandboxes on every edge, oldest first, and the edges that were known and are silent.
 
         Raises:
             YardUnavailable: no edge is heard from.
@@ -106,7 +106,7 @@ class Yard:
                 "No edge of this yard is heard from.", code="no_edge", hint="It may be starting."
             )
         found: list[SandboxInfo] = []
-        missing: list[str] = []
+        missing: list[str] = [*self._watcher.silent()]
 
         async def ask(edge: EdgeId) -> None:
             call = CallList(project=grant.project, cause=self.new_cause(), stopped=stopped)

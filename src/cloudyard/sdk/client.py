@@ -264,10 +264,19 @@ class Yard:
         specs = calls.specs_of(batch, shared)
         return await calls.send_many(self._caller.check_open, specs, at_once=at_once)
 
-    async def list(self, *, stopped: bool = False) -> Sequence[SandboxInfo]:
-        """The project's sandboxes; those that have stopped and are still remembered too, if asked."""
+    async def list(self, *, stopped: bool = False, partial: bool = False) -> Sequence[SandboxInfo]:
+        """The project's sandboxes, all of them.
+
+        Args:
+            stopped: those that have stopped and are still remembered, too.
+            partial: where a node does not answer, those of all others instead of an error.
+
+        Raises:
+            YardUnavailable: the yard, or a node of it (`list_incomplete`), could not be reached for
+                RESTART_PATIENCE_S.
+        """
         http = self._open_http()
-        return await wait_out_restarts(lambda: http.sandboxes(stopped=stopped))
+        return await wait_out_restarts(lambda: http.sandboxes(stopped=stopped, partial=partial))
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """A handle on a sandbox by its id.

@@ -128,11 +128,22 @@ class HttpTransport:
         )
         return _decoded(_call_result, content)
 
-    async def sandboxes(self, *, stopped: bool) -> list[SandboxInfo]:
-        """The project's sandboxes."""
+    async def sandboxes(self, *, stopped: bool, partial: bool) -> list[SandboxInfo]:
+        """The project's sandboxes; with `partial` those that could be asked for.
+
+        Raises:
+            YardUnavailable: there may be more, on edges that do not answer.
+        """
         query = {"stopped": "true"} if stopped else {}
         content = await self._send("GET", "/v1/sandboxes", within_s=ANSWER_GRACE_S, params=query)
-        return _decoded(_page, content).sandboxes
+        page = _decoded(_page, content)
+        if page.missing and not partial:
+            raise YardUnavailable(
+                f"The list of sandboxes is not whole: {', '.join(page.missing)} did not answer.",
+                code="list_incomplete",
+                hint="partial=True (--partial) gives those of all other nodes.",
+            )
+        return page.sandboxes
 
     async def images(self) -> list[ImageRow]:
         """Images that sandboxes can be made from."""
