@@ -18,10 +18,17 @@ from websockets.http11 import Request, Response
 from cloudyard.errors import CloudyardError
 from cloudyard.model import AnyOp, AnyResult
 from cloudyard.sdk.client import Yard, connect
+from cloudyard.sdk.sandbox import Sandbox
 from cloudyard.wire import messages
 
 TOKEN = "cy_test_token"
+SANDBOX = "sb-e1-0a1b2c3d4e5f"
 Answer = Callable[[AnyOp, str], Awaitable[AnyResult]]
+
+
+def box_of(yard: Yard) -> Sandbox:
+    """A sandbox that the yard is to know."""
+    return Sandbox(yard._caller, SANDBOX)
 
 
 class ScriptedYard:

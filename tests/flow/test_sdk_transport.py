@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Awaitable, Callable
 from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 from cloudyard import (
     Conflict,
-    InvalidRequest,
     LimitExceeded,
     NotFound,
     Unauthorized,
@@ -27,35 +22,16 @@ from cloudyard.model import (
     AnyOp,
     AnyResult,
     CommandInfo,
-    Done,
     Exec,
     ExecResult,
-    FileChunk,
-    FileInfo,
-    FileKind,
-    ListTree,
     OutputChunk,
-    ReadFile,
     ReadOutput,
     SandboxInfo,
     Start,
-    Stat,
-    TreeEntry,
-    TreePart,
-    UploadChunk,
-    UploadCommit,
 )
-from cloudyard.sdk import local, transport
-from cloudyard.sdk.client import Yard
-from cloudyard.sdk.sandbox import Sandbox
-from flow.scripted_yard import TOKEN, ScriptedYard, scripted
+from cloudyard.sdk import transport
+from flow.scripted_yard import SANDBOX, TOKEN, ScriptedYard, box_of, scripted
 from support import wait_until
-
-SANDBOX = "sb-e1-0a1b2c3d4e5f"
-
-
-def box_of(yard: Yard) -> Sandbox:
-    return Sandbox(yard._caller, SANDBOX)
 
 
 async def ok(op: AnyOp, key: str) -> AnyResult:
@@ -282,7 +258,7 @@ def _info() -> AnyResult:
     )
 
 
-# --- streams and files
+# --- streams
 # ------------------------------------------------------------------------------------------
 
 DATA = bytes(range(256)) * 4096 * 3 + b"end"
@@ -371,145 +347,3 @@ async def test_a_stream_whose_hash_is_wrong_is_an_error() -> None:
         process = await box_of(yard).start("x")
         with pytest.raises(CloudyardError, match="SHA-256"):
             _ = [piece async for piece in process.stdout()]
-
-
-async def test_pieces_of_an_upload_may_overtake_each_other(tmp_path: object) -> None:
-    """The edge wants them in order: one that came too early is sent again after the piece before it."""
-    held = bytearray()
-    early = anyio.Event()
-
-    async def disk(op: AnyOp, key: str) -> AnyResult:
-        match op:
-            case UploadChunk(offset=0) if not early.is_set():
-                await early.wait()
-            case UploadChunk(offset=offset) if offset > len(held):
-                early.set()
-                raise Conflict("A piece is missing before this one.", code="upload_gap")
-        match op:
-            case UploadChunk(offset=offset, data=data):
-                held[offset : offset + len(data)] = data
-                return Done(taken=len(held))
-            case UploadCommit(size=size, sha256=digest):
-                assert (size, digest) == (len(held), sha256(held).hexdigest())
-                return FileInfo(path="/x", kind="file", size=size, mode=0o644, uid=0, gid=0, mtime_ns=0)
-        raise AssertionError(op)
-
-    async with scripted(disk) as (_, yard):
-        info = await box_of(yard).write("/x", DATA)
-    assert bytes(held) == DATA
-    assert info.size == len(DATA)
-
-
-async def test_a_file_that_changes_while_it_is_read_is_an_error() -> None:
-    async def moving(op: AnyOp, key: str) -> AnyResult:
-        assert isinstance(op, ReadFile)
-        piece = DATA[op.offset : op.offset + op.max_bytes]
-        return FileChunk(data=piece, offset=op.offset, size=len(DATA), mtime_ns=op.offset)
-
-    async with scripted(moving) as (_, yard):
-        with pytest.raises(Conflict, match="changed while it was read"):
-            await box_of(yard).read("/x")
-
-
-def entry(name: bytes, kind: FileKind = "file", **fields: Any) -> TreeEntry:
-    """As an edge would send it."""
-    if kind == "file":
-        fields = {"data": b"x", "size": 1, "sha256": sha256(b"x").digest(), **fields}
-    return TreeEntry(name=name, kind=kind, mode=0o755, **fields)
-
-
-def tree(*entries: TreeEntry, more: bool = False) -> Callable[[AnyOp, str], Awaitable[AnyResult]]:
-    """A yard with one directory, in which an edge that is not ours lists what it likes."""
-
-    async def answer(op: AnyOp, key: str) -> AnyResult:
-        match op:
-            case Stat(path=path):
-                return FileInfo(path=path, kind="directory", size=0, mode=0o755, uid=0, gid=0, mtime_ns=0)
-            case ListTree():
-                return TreePart(entries=list(entries), more=more)
-            case ReadFile():
-                return FileChunk(data=b"", offset=0, size=1 << 62, mtime_ns=0)
-        raise AssertionError(op)
-
-    return answer
-
-
-@pytest.mark.parametrize("name", [b"..", b"../x", b"a/../../x", b"/etc/x", b"", b".", b"a//x", b"a\0", b"x/"])
-async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: bytes) -> None:
-    async with scripted(tree(entry(name))) as (_, yard):
-        with pytest.raises(CloudyardError, match="lists an entry"):
-            await box_of(yard).download("/d", tmp_path / "got")
-    assert [path.name for path in tmp_path.rglob("*")] == ["got"]
-
-
-async def test_a_download_never_goes_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the same download, or of an earlier one, at whose place there is now a directory. Without the
-    flag of the kernel's that sees to it, the same listing writes outside."""
-    outside, got = tmp_path / "outside", tmp_path / "got"
-    outside.mkdir()
-    link = entry(b"a", "symlink", target=bytes(outside))
-    async with scripted(tree(link, entry(b"a/f"))) as (_, yard):
-        with pytest.raises(InvalidRequest, match="got/a/f on this machine failed: not a directory"):
-            await box_of(yard).download("/d", got)
-    assert (got / "a").is_symlink()
-    async with scripted(tree(entry(b"a", "directory"), entry(b"a/f"))) as (_, yard):
-        await box_of(yard).download("/d", got)
-    assert list(outside.iterdir()) == []
-    assert (got / "a" / "f").read_bytes() == b"x"
-    monkeypatch.setattr(local, "_BELOW", local._BELOW & ~os.O_NOFOLLOW)
-    async with scripted(tree(link, entry(b"a/f"))) as (_, yard):
-        await box_of(yard).download("/d", tmp_path / "again")
-    assert (outside / "f").read_bytes() == b"x"
-
-
-async def test_an_entry_that_comes_again_is_refused_and_a_listing_without_end_ends(tmp_path: Path) -> None:
-    """A name twice could be a directory first and a link then; a part that repeats itself would never end."""
-    async with scripted(tree(entry(b"a", "directory"), entry(b"a", "symlink", target=b"/"))) as (_, yard):
-        with pytest.raises(CloudyardError, match="lists an entry b'a'"):
-            await box_of(yard).download("/d", tmp_path)
-    for entries in ((entry(b"a"), entry(b"b")), ()):
-        async with scripted(tree(*entries, more=True)) as (_, yard):
-            with anyio.fail_after(5), pytest.raises(CloudyardError, match="lists an entry"):
-                await box_of(yard).download("/d", tmp_path / "got")
-
-
-async def test_what_is_larger_than_allowed_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
-    """A sparse file claims any size."""
-    huge = entry(b"f", data=None, size=1 << 62)
-    async with scripted(tree(huge)) as (_, yard):
-        with pytest.raises(LimitExceeded, match="max_bytes is 68719476736") as caught:
-            await box_of(yard).download("/d", tmp_path)
-        with pytest.raises(LimitExceeded, match="max_bytes is 1073741824"):
-            await box_of(yard).read("/f")
-    assert caught.value.code == "too_large"
-    assert list(tmp_path.iterdir()) == []
-
-
-async def test_a_file_that_vanishes_after_it_was_listed_is_not_there(tmp_path: Path) -> None:
-    listed = tree(entry(b"a"), entry(b"gone", data=None, size=7))
-
-    async def answer(op: AnyOp, key: str) -> AnyResult:
-        if isinstance(op, ReadFile):
-            raise NotFound("There is no /d/gone.", code="file_not_found")
-        return await listed(op, key)
-
-    async with scripted(answer) as (_, yard):
-        done = await box_of(yard).download("/d", tmp_path)
-    assert (done.files, done.bytes) == (1, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-async def test_bytes_that_are_not_those_read_in_the_sandbox_are_an_error(tmp_path: Path) -> None:
-    """Each piece comes with the SHA-256 that was made where it was read."""
-    digest = sha256(b"y").digest()
-    async with scripted(tree(entry(b"f", sha256=digest))) as (_, yard):
-        with pytest.raises(CloudyardError, match="SHA-256"):
-            await box_of(yard).download("/d", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-    async def damaged(op: AnyOp, key: str) -> AnyResult:
-        return FileChunk(data=b"x", offset=0, size=1, sha256=digest)
-
-    async with scripted(damaged) as (_, yard):
-        with pytest.raises(CloudyardError, match="SHA-256"):
-            await box_of(yard).read("/f")

@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloudyard.edge.host import inroot
+from cloudyard.edge.host import files as files_module, inroot
 from cloudyard.edge.host.files import NOBODY, RootFiles
 from cloudyard.edge.host.uploads import UPLOADS_DIR
 from cloudyard.errors import (
@@ -234,72 +234,24 @@ async def test_links_are_described_or_followed(files: RootFiles, root: Path) -> 
     assert (root / "tmp/made").read_bytes() == b"through"
 
 
-async def test_a_64_mib_upload_arrives_whole(files: RootFiles, root: Path) -> None:
-    data = os.urandom(64 * MIB)
-    for offset in range(0, len(data), CHUNK_BYTES_MAX):
-        held = await files.upload_chunk("big", offset, data[offset : offset + CHUNK_BYTES_MAX])
-        assert held == offset + CHUNK_BYTES_MAX
-    assert stat.S_IMODE((root / UPLOADS_DIR).stat().st_mode) == 0o700
-    digest = hashlib.sha256(data).hexdigest()
-    info = await files.upload_commit("big", "/a/big", size=len(data), sha256=digest, mode=0o600, parents=True)
-    assert (info.size, info.uid, info.mode) == (len(data), 0, 0o600)
-    assert (root / "a/big").read_bytes() == data
-    assert not (root / UPLOADS_DIR).exists()
-
-
-async def test_pieces_of_an_upload_may_overtake_each_other_and_come_twice(
-    files: RootFiles, root: Path
-) -> None:
-    async with anyio.create_task_group() as group:
-        for offset, data in ((6, b"678"), (3, b"345"), (0, b"012"), (3, b"345")):
-            group.start_soon(files.upload_chunk, "u", offset, data)
-    digest = hashlib.sha256(b"012345678").hexdigest()
-    await files.upload_commit("u", "/f", size=9, sha256=digest, mode=None, parents=False)
-    assert (root / "f").read_bytes() == b"012345678"
-
-
-async def test_a_gap_a_wrong_size_and_a_wrong_hash_are_refused_and_dropped(
+async def test_a_file_that_is_cut_off_and_grows_while_it_is_read_never_comes_short_of_its_size(
     files: RootFiles, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudyard.edge.host.files.GAP_WAIT_S", 0.05)
-    await files.upload_chunk("u", 0, b"abc")
-    with pytest.raises(Conflict, match="holds 3 bytes; bytes at 9 would leave a gap"):
-        await files.upload_chunk("u", 9, b"x")
-    digest = hashlib.sha256(b"abc").hexdigest()
-    for size, sha256, code in ((4, digest, "upload_size"), (3, "0" * 64, "upload_hash")):
-        await files.upload_chunk("u", 0, b"abc")
-        with pytest.raises(Conflict) as caught:
-            await files.upload_commit("u", "/f", size=size, sha256=sha256, mode=None, parents=False)
-        assert caught.value.code == code
-        assert not (root / UPLOADS_DIR).exists()
-    assert not (root / "f").exists()
-    with pytest.raises(InvalidRequest):
-        await files.upload_chunk("../x", 0, b"")
+    """A piece says how large the file was for the very read. Short of that, it would be taken for a fault of
+    the yard's."""
+    path = root / "tmp/f"
+    path.write_bytes(bytes(100_000))
+    read_at = files_module._read_at
 
+    def in_between(*arguments: int) -> bytes:
+        os.truncate(path, 10)
+        data = read_at(*arguments)
+        path.write_bytes(bytes(100_000))
+        return data
 
-async def test_an_upload_goes_on_after_a_restart_of_the_edge(files: RootFiles, root: Path) -> None:
-    await files.upload_chunk("u", 0, b"abc")
-    again = RootFiles(lambda: os.open(root, os.O_PATH | os.O_DIRECTORY), BASE)
-    assert await again.upload_chunk("u", 3, b"def") == 6
-    digest = hashlib.sha256(b"abcdef").hexdigest()
-    await again.upload_commit("u", "/f", size=6, sha256=digest, mode=None, parents=False)
-    assert (root / "f").read_bytes() == b"abcdef"
-
-
-async def test_uploads_that_were_given_up_are_dropped(files: RootFiles, root: Path) -> None:
-    await files.upload_chunk("old", 0, b"abc")
-    os.utime(root / UPLOADS_DIR / "old", (1, 1))
-    await files.upload_chunk("new", 0, b"abc")
-    assert [file.name for file in (root / UPLOADS_DIR).iterdir()] == ["new"]
-
-
-async def test_an_uploads_directory_that_is_a_link_is_not_followed(
-    files: RootFiles, root: Path, outside: Path
-) -> None:
-    (root / UPLOADS_DIR).symlink_to(outside)
-    with pytest.raises(CloudyardError):
-        await files.upload_chunk("secret", 0, b"abc")
-    assert (outside / "secret").read_bytes() == SECRET
+    monkeypatch.setattr(files_module, "_read_at", in_between)
+    piece = await files.read("/tmp/f", 0, CHUNK_BYTES_MAX)
+    assert (len(piece.data), piece.size) == (10, 10)
 
 
 async def test_a_listing_is_sorted_complete_and_bounded(files: RootFiles, root: Path) -> None:
@@ -490,15 +442,6 @@ async def test_a_tree_of_the_image_and_of_the_sandbox_is_removed_whole(
     with pytest.raises(NotFound):
         await mounted.stat("/lower", follow=False)
     assert (root / "lower/deep/file").read_bytes() == b"of the image"
-
-
-async def test_an_upload_to_another_disk_is_copied(mounted: RootFiles) -> None:
-    await mounted.upload_chunk("u", 0, b"abc")
-    digest = hashlib.sha256(b"abc").hexdigest()
-    info = await mounted.upload_commit("u", "/small/f", size=3, sha256=digest, mode=None, parents=False)
-    assert (info.size, info.uid) == (3, 0)
-    assert await read(mounted, "/small/f") == b"abc"
-    assert [entry.path for entry in (await mounted.list_dir("/small")).entries] == ["/small/f"]
 
 
 async def test_a_full_disk_and_a_read_only_one_say_so_and_keep_what_was_there(mounted: RootFiles) -> None:

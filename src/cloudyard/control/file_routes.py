@@ -17,7 +17,7 @@ from cloudyard.control.api import Call, SandboxPath, StepKey, TheYard, delete, g
 from cloudyard.control.results import only
 from cloudyard.control.yard import Yard
 from cloudyard.core.iam import Grant
-from cloudyard.errors import Conflict
+from cloudyard.errors import CloudyardError, Conflict
 from cloudyard.model import (
     CHUNK_BYTES_MAX,
     DirListing,
@@ -67,6 +67,13 @@ async def upload(
         str | None,
         QueryParameter(description="Permission bits in octal, such as 644.", pattern="^[0-7]{1,4}$"),
     ] = None,
+    sha256: Annotated[
+        str | None,
+        QueryParameter(
+            description="What it has to be, in hexadecimal; else nothing is written.",
+            pattern="^[0-9a-fA-F]{64}$",
+        ),
+    ] = None,
     step_key: StepKey = "",
     *,
     parents: FromQuery[bool] = True,
@@ -76,14 +83,15 @@ async def upload(
     first = await anext(pieces, b"")
     second = await anext(pieces, b"")
     if not second:
-        op = WriteFile(path=file_path, data=first, mode=bits, parents=parents)
+        whole = hashlib.sha256(first).digest() if sha256 is None else bytes.fromhex(sha256)
+        op = WriteFile(path=file_path, data=first, mode=bits, parents=parents, sha256=whole)
         return only(FileInfo, await yard.op(request.auth, sandbox, op, key=step_key))
     upload_id = secrets.token_hex(8)
     size, digest = await _push(
         yard, request.auth, sandbox, file_path, upload_id, deque((first, second)), pieces
     )
     commit = UploadCommit(
-        upload_id=upload_id, path=file_path, size=size, sha256=digest, mode=bits, parents=parents
+        upload_id=upload_id, path=file_path, size=size, sha256=sha256 or digest, mode=bits, parents=parents
     )
     return only(FileInfo, await yard.op(request.auth, sandbox, commit, key=step_key))
 
@@ -143,6 +151,8 @@ async def _pull(yard: Yard, grant: Grant, sandbox: str, path: str, first: FileCh
     while True:
         if (chunk.size, chunk.mtime_ns) != (first.size, first.mtime_ns) or chunk.offset != at:
             raise Conflict(f"{path} changed while it was read.", code="file_changed", hint="Read it again.")
+        if chunk.sha256 and hashlib.sha256(chunk.data).digest() != chunk.sha256:
+            raise CloudyardError(f"{path} came damaged: its SHA-256 is another.", code="stream_broken")
         if chunk.data:
             yield chunk.data
         at += len(chunk.data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import anyio
 from msgspec.structs import replace
 
+from cloudyard.edge.backends.base import Files
 from cloudyard.edge.config import LISTED_COMMANDS_MAX
 from cloudyard.edge.history import History
 from cloudyard.edge.journal import Journal
@@ -252,17 +253,17 @@ async def _perform_in(sandbox: Sandbox, op: AnyOp) -> AnyResult:
         ):
             result: AnyResult = Done()
             with anyio.CancelScope(shield=True):  # short, and its result has to be on record once it is done
-                result = await _perform_on_files(sandbox, op)
+                result = await perform_on_files(sandbox.check_running().files, op)
             return result
 
 
-async def _perform_on_files(sandbox: Sandbox, op: FileOp) -> AnyResult:
-    files = sandbox.check_running().files
+async def perform_on_files(files: Files, op: FileOp) -> AnyResult:
+    """Do an operation on files, which is no step by itself. Raises CloudyardError."""
     match op:
         case ReadFile():
             return await files.read(op.path, op.offset, min(op.max_bytes, CHUNK_BYTES_MAX), below=op.below)
         case WriteFile():
-            return await files.write(op.path, op.data, mode=op.mode, parents=op.parents)
+            return await files.write(op.path, op.data, mode=op.mode, parents=op.parents, sha256=op.sha256)
         case UploadChunk():
             return Done(taken=await files.upload_chunk(op.upload_id, op.offset, op.data))
         case UploadCommit():

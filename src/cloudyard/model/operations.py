@@ -102,6 +102,8 @@ class WriteFile(Op, tag="write_file", frozen=True):
     """Permission bits; None keeps those of the file it replaces, or 0644."""
     parents: bool = True
     """Make missing parent directories."""
+    sha256: bytes = b""
+    """Of `data`, made where it was read; checked before the file gets its name. Empty: unchecked."""
 
 
 class UploadChunk(Op, tag="upload_chunk", frozen=True):

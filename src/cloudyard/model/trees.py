@@ -26,7 +26,7 @@ class TreeEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     data: bytes | None = None
     """The content of a file of up to TREE_INLINE_BYTES_MAX; None where it goes by itself."""
     sha256: bytes = b""
-    """Of `data`, made where it was read."""
+    """Of `data`, made where it was read; checked before the file gets its name. Empty: unchecked."""
     target: bytes = b""
     """Where a symlink points."""
     shared: str = ""

@@ -44,19 +44,27 @@ async def read(caller: Caller, sandbox: str, path: str, *, max_bytes: int) -> by
     async def take(piece: bytes) -> None:
         whole.extend(piece)
 
-    await _fetch(take, caller, sandbox, path, max_bytes=max_bytes)
+    what = f"{path} in {sandbox}"
+    await _fetch(take, caller, sandbox, path, allow=lambda size: check_size(size, max_bytes, what))
     return bytes(whole)
 
 
 async def fetch_into(
-    sink: Sink, caller: Caller, sandbox: str, path: str, *, below: bytes = b"", max_bytes: int
+    sink: Sink,
+    caller: Caller,
+    sandbox: str,
+    path: str,
+    *,
+    below: bytes = b"",
+    allow: Callable[[int], None],
 ) -> int:
-    """Write all bytes of a file into `sink`, in flat memory, and give its size."""
+    """Write all bytes of a file into `sink`, in flat memory, and give its size. `allow` is told the size
+    before anything is written, and raises what is to be raised."""
 
     async def take(piece: bytes) -> None:
         await run_sync(sink.write, piece)
 
-    return await _fetch(take, caller, sandbox, path, below=below, max_bytes=max_bytes)
+    return await _fetch(take, caller, sandbox, path, below=below, allow=allow)
 
 
 async def write(
@@ -66,7 +74,9 @@ async def write(
     if size <= CHUNK_BYTES_MAX:
         data = await run_sync(source.read, CHUNK_BYTES_MAX + 1)
         if len(data) <= CHUNK_BYTES_MAX:
-            return await caller.ask(sandbox, WriteFile(path=path, data=data, mode=mode), FileInfo)
+            digest = sha256(data).digest()
+            op = WriteFile(path=path, data=data, mode=mode, sha256=digest)
+            return await caller.ask(sandbox, op, FileInfo)
     return await write_large(caller, sandbox, path, source=source, mode=mode)
 
 
@@ -169,14 +179,14 @@ async def _fetch(
     path: str,
     *,
     below: bytes = b"",
-    max_bytes: int,
+    allow: Callable[[int], None],
 ) -> int:
     """Hand over a file's bytes in order, and give how many. Each piece comes with its hash, and all of them
     must be of one and the same state of the file."""
     op = ReadFile(path=path, below=below)
     what = f"{path}{'/' if below else ''}{below.decode('utf-8', 'backslashreplace')} in {sandbox}"
     first = await caller.ask(sandbox, op, FileChunk)
-    check_size(first.size, max_bytes, what)
+    allow(first.size)
 
     def check(chunk: FileChunk, offset: int, size: int) -> bytes:
         if (chunk.size, chunk.mtime_ns) != (first.size, first.mtime_ns):

@@ -12,6 +12,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -228,12 +230,21 @@ class Source:
 
     def _names(self) -> Iterator[bytes]:
         top = os.fsencode(self.path)
-        for root, directories, files in os.walk(top, onerror=_unreadable):
+        for root, directories, files in os.walk(top, onerror=partial(_unreadable, top)):
             above = root[len(top) :].lstrip(b"/")
             for own in sorted([*directories, *files]):
                 yield above + b"/" + own if above else own
 
     def _entry(self, name: bytes) -> TreeEntry | None:
+        """An entry; None for what is kept for later, has no content, or has vanished since it was listed."""
+        try:
+            return self._read(name)
+        except NotFound:
+            for shared in [shared for shared, first in self._seen.items() if first == name]:
+                del self._seen[shared]
+            return None
+
+    def _read(self, name: bytes) -> TreeEntry | None:
         path = self.path / os.fsdecode(name)
         with explained("Reading", path):
             facts = path.lstat()
@@ -257,7 +268,8 @@ class Source:
             if data is None or len(data) > TREE_INLINE_BYTES_MAX:
                 self.large.append(name)
                 return None
-            return TreeEntry(name=name, kind="file", mode=mode & PERMISSIONS, data=data)
+            digest = sha256(data).digest()
+            return TreeEntry(name=name, kind="file", mode=mode & PERMISSIONS, data=data, sha256=digest)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -277,7 +289,10 @@ def _put(directory: int, temporary: bytes, name: bytes) -> None:
             os.unlink(temporary, dir_fd=directory)
 
 
-def _unreadable(error: OSError) -> None:
-    """For os.walk, which would leave out what it cannot read."""
+def _unreadable(top: bytes, error: OSError) -> None:
+    """For os.walk, which would leave out what it cannot read. Only what has vanished since it was listed may
+    be left out."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR) and error.filename != top:
+        return
     with explained("Reading", Path(os.fsdecode(error.filename))):
         raise error

@@ -8,6 +8,7 @@ in number and bytes; `local` sees to it that nothing is written outside.
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from anyio.to_thread import run_sync
 
 from cloudyard.errors import CloudyardError, InvalidRequest, LimitExceeded, NotFound
 from cloudyard.model import (
+    MIB,
     TREE_PART_ENTRIES_MAX,
     Done,
     FileInfo,
@@ -33,8 +35,21 @@ from cloudyard.sdk.tasks import plain_task_group
 from cloudyard.sdk.transport import Caller
 
 FILES_IN_FLIGHT = 8  # large ones of one directory
+FETCH_TRIES = 4  # of a file of a directory that changes while it is read
 DOWNLOAD_ENTRIES_MAX = 1_000_000
+SHARED_NAMES_BYTES_MAX = 64 * MIB  # names of files with several, which are kept until the end
 SKIPPED_NAMED_MAX = 100
+
+
+# What reading a file that was listed says where another process has removed or replaced it since.
+_GONE = {
+    "file_not_found",
+    "is_a_directory",
+    "kernel_file",
+    "not_a_directory",
+    "not_a_regular_file",
+    "too_many_links",
+}
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +68,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Count:
-    """What was copied so far, within bounds."""
+    """What was copied so far, within bounds. Listings are counted in threads, files fetched in the loop."""
 
     def __init__(self, *, max_bytes: int | None = None, what: str = "") -> None:
         self.files = self.directories = self.links = self.bytes = 0
@@ -61,40 +76,64 @@ class _Count:
         self._skipped = 0
         self._max_bytes = max_bytes
         self._what = what
+        self._lock = threading.Lock()
 
     def add(self, entry: TreeEntry, size: int = 0) -> None:
         """Count an entry. Raises LimitExceeded."""
-        match entry.kind:
-            case "file" if entry.same_as:
-                self.links += 1
-            case "file":
-                self.files += 1
-            case "directory":
-                self.directories += 1
-            case "symlink":
-                self.links += 1
-            case "other":
-                self.skip(entry.name)
-        self.bytes += size
-        if self._max_bytes is not None:
-            files.check_size(self.bytes, self._max_bytes, self._what)
-            if self.files + self.directories + self.links + self._skipped > DOWNLOAD_ENTRIES_MAX:
-                raise LimitExceeded(
-                    f"{self._what} has more than {DOWNLOAD_ENTRIES_MAX} entries.",
-                    code="too_many_entries",
-                    hint="Pack them into an archive, by a command in the sandbox.",
-                )
+        with self._lock:
+            self._check(self.bytes + size)
+            match entry.kind:
+                case "file" if entry.same_as:
+                    self.links += 1
+                case "file":
+                    self.files += 1
+                case "directory":
+                    self.directories += 1
+                case "symlink":
+                    self.links += 1
+                case "other":
+                    self._skip(entry.name)
+            self.bytes += size
 
-    def vanished(self, entry: TreeEntry) -> None:
+    def resize(self, old: int, new: int) -> None:
+        """A file that was counted is larger or smaller by now. Raises LimitExceeded."""
+        with self._lock:
+            if self._max_bytes is not None:
+                files.check_size(self.bytes + new - old, self._max_bytes, self._what)
+            self.bytes += new - old
+
+    def vanished(self, size: int) -> None:
         """Take back a file that was counted and was gone when it was fetched."""
-        self.files -= 1
-        self.bytes -= entry.size
+        with self._lock:
+            self.files -= 1
+            self.bytes -= size
+
+    def moved(self, entry: TreeEntry) -> None:
+        """What was counted as another name of a file is one by itself. Raises LimitExceeded."""
+        self.add(entry, entry.size)
+        with self._lock:
+            self.links -= 1
 
     def skip(self, name: bytes) -> None:
         """Count what is not copied."""
+        with self._lock:
+            self._skip(name)
+
+    def _skip(self, name: bytes) -> None:
         self._skipped += 1
         if len(self.skipped) < SKIPPED_NAMED_MAX:
             self.skipped.append(name)
+
+    def _check(self, size: int) -> None:
+        if self._max_bytes is None:
+            return
+        files.check_size(size, self._max_bytes, self._what)
+        if self.files + self.directories + self.links + self._skipped >= DOWNLOAD_ENTRIES_MAX:
+            raise LimitExceeded(
+                f"{self._what} has more than {DOWNLOAD_ENTRIES_MAX} entries.",
+                code="too_many_entries",
+                hint="Pack them into an archive, by a command in the sandbox.",
+            )
 
     def result(self) -> Transfer:
         return Transfer(
@@ -124,12 +163,17 @@ async def upload(caller: Caller, sandbox: str, local: Path, *, path: str) -> Tra
     source = here.Source(local)
     slots = anyio.Semaphore(FILES_IN_FLIGHT)
 
+    gone: set[bytes] = set()
+
     async def one(name: bytes) -> None:
         try:
             size = await _upload_large(caller, sandbox, path, source=source, name=name)
         finally:
             slots.release()
-        count.add(TreeEntry(name=name, kind="file"), size)
+        if size is None:
+            gone.add(name)
+        else:
+            count.add(TreeEntry(name=name, kind="file"), size)
 
     async with plain_task_group() as tasks:
         batches = source.batches()
@@ -141,8 +185,13 @@ async def upload(caller: Caller, sandbox: str, local: Path, *, path: str) -> Tra
             for name in source.large:
                 await slots.acquire()  # a directory of a million files is no million tasks
                 tasks.start_soon(one, name)
-    for first in range(0, len(source.other_names), TREE_PART_ENTRIES_MAX):
-        names = source.other_names[first : first + TREE_PART_ENTRIES_MAX]
+    for at in range(0, len(source.other_names), TREE_PART_ENTRIES_MAX):
+        names = source.other_names[at : at + TREE_PART_ENTRIES_MAX]
+        for entry in names:
+            if entry.same_as in gone:  # it may live on by this name
+                await slots.acquire()
+                await one(entry.name)
+        names = [entry for entry in names if entry.same_as not in gone]
         await caller.ask(sandbox, WriteTree(path=path, entries=names), Done)
         for entry in names:
             count.add(entry)
@@ -157,8 +206,11 @@ async def download(caller: Caller, sandbox: str, path: str, *, local: Path, max_
         raise InvalidRequest(f"max_bytes is {max_bytes}, below zero.", code="out_of_range")
     info = await caller.ask(sandbox, Stat(path=path), FileInfo)
     if info.kind != "directory":
+        what = f"{path} in {sandbox}"
         with here.explained("Writing", local), here.new_file(local) as made:
-            size = await files.fetch_into(made, caller, sandbox, path, max_bytes=max_bytes)
+            size = await files.fetch_into(
+                made, caller, sandbox, path, allow=lambda size: files.check_size(size, max_bytes, what)
+            )
             made.keep(info.mode)
         return Transfer(files=1, bytes=size)
     async with AsyncExitStack() as stack:
@@ -176,12 +228,14 @@ class _Download:
         self._sandbox = sandbox
         self._path = path
         self._into = into
-        self._max_bytes = max_bytes
-        self._count = _Count(max_bytes=max_bytes, what=f"{path} in {sandbox}")
+        self._what = f"{path} in {sandbox}"
+        self._count = _Count(max_bytes=max_bytes, what=self._what)
         self._slots = anyio.Semaphore(FILES_IN_FLIGHT)
         self._after = b""
         self._first_names: dict[str, bytes] = {}
-        self._other_names: list[tuple[bytes, bytes]] = []
+        self._other_names: list[tuple[bytes, TreeEntry]] = []
+        self._shared_names_bytes = 0
+        self._gone: set[bytes] = set()
 
     async def run(self) -> Transfer:
         async with plain_task_group() as tasks:
@@ -190,9 +244,10 @@ class _Download:
                 op = ListTree(path=self._path, after=self._after)
                 part = await self._caller.ask(self._sandbox, op, TreePart)
                 for entry in await run_sync(self._take, part):
-                    await self._slots.acquire()
-                    tasks.start_soon(self._fetch, entry)
+                    await self._slots.acquire()  # a directory of a million files is no million tasks
+                    tasks.start_soon(self._fetch_large, entry)
                 more = part.more
+        await self._fetch_instead()
         await run_sync(self._link)
         return self._count.result()
 
@@ -203,10 +258,10 @@ class _Download:
             raise self._bad_listing(b"")
         for entry in part.entries:
             self._check(entry)
-            other = self._first_names.setdefault(entry.shared, entry.name) if entry.shared else entry.name
-            if entry.kind == "file" and other != entry.name:
-                self._count.add(msgspec.structs.replace(entry, same_as=other))
-                self._other_names.append((other, entry.name))
+            first = self._first_name(entry)
+            if first != entry.name:
+                self._count.add(msgspec.structs.replace(entry, same_as=first))
+                self._other_names.append((first, msgspec.structs.replace(entry, data=None)))
                 continue
             self._count.add(entry, entry.size if entry.kind == "file" else 0)
             match entry.kind:
@@ -224,6 +279,20 @@ class _Download:
                     pass
         return large
 
+    def _first_name(self, entry: TreeEntry) -> bytes:
+        """The name under which a file came before; its own where it did not. Raises LimitExceeded."""
+        if entry.kind != "file" or not entry.shared:
+            return entry.name
+        self._shared_names_bytes += len(entry.name)
+        if self._shared_names_bytes > SHARED_NAMES_BYTES_MAX:
+            raise LimitExceeded(
+                f"{self._what} has too many files with several names: the names have over "
+                f"{SHARED_NAMES_BYTES_MAX} bytes.",
+                code="too_many_entries",
+                hint="Pack them into an archive, by a command in the sandbox.",
+            )
+        return self._first_names.setdefault(entry.shared, entry.name)
+
     def _check(self, entry: TreeEntry) -> None:
         """Refuse a name that leads elsewhere or comes again, and bytes that are not those that were read."""
         try:
@@ -234,42 +303,76 @@ class _Download:
             raise self._bad_listing(entry.name)
         self._after = entry.name
         if entry.data is not None:
-            files.check_piece(entry.data, entry.sha256, f"{self._path} in {self._sandbox}")
+            files.check_piece(entry.data, entry.sha256, self._what)
             if len(entry.data) != entry.size:
                 raise self._bad_listing(entry.name)
 
-    async def _fetch(self, entry: TreeEntry) -> None:
+    async def _fetch_large(self, entry: TreeEntry) -> None:
         try:
-            with self._into.new_file(entry.name) as made:
-                await files.fetch_into(
-                    made,
-                    self._caller,
-                    self._sandbox,
-                    self._path,
-                    below=entry.name,
-                    max_bytes=self._max_bytes,
-                )
-                made.keep(entry.mode)
-        except NotFound as error:
-            if error.code != "file_not_found":
-                raise
-            self._count.vanished(entry)  # since it was listed
+            if not await self._fetch(entry):
+                self._gone.add(entry.name)
         finally:
             self._slots.release()
 
+    async def _fetch(self, entry: TreeEntry) -> bool:
+        """Fetch a file that is counted already; false where it has vanished since it was listed."""
+        counted = entry.size
+
+        def allow(size: int) -> None:
+            nonlocal counted
+            self._count.resize(counted, size)
+            counted = size
+
+        for tries in reversed(range(FETCH_TRIES)):
+            try:
+                with self._into.new_file(entry.name) as made:
+                    await files.fetch_into(
+                        made, self._caller, self._sandbox, self._path, below=entry.name, allow=allow
+                    )
+                    made.keep(entry.mode)
+                return True
+            except CloudyardError as error:
+                if error.code in _GONE:
+                    self._count.vanished(counted)
+                    return False
+                if error.code != "file_changed" or not tries:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _fetch_instead(self) -> None:
+        """Files whose first name vanished before it was fetched may live on by another."""
+        instead: dict[bytes, bytes] = {}
+        left = []
+        for first, entry in self._other_names:
+            if first not in self._gone:
+                left.append((first, entry))
+            elif first in instead:
+                left.append((instead[first], entry))
+            else:
+                self._count.moved(entry)
+                if await self._fetch(entry):
+                    instead[first] = entry.name
+        self._other_names = left
+
     def _link(self) -> None:
-        for first, name in self._other_names:
-            self._into.make_other_name(first, name)
+        for first, entry in self._other_names:
+            self._into.make_other_name(first, entry.name)
 
     def _bad_listing(self, name: bytes) -> CloudyardError:
         return CloudyardError(
-            f"{self._path} in {self._sandbox} lists an entry {name[:200]!r}, which cannot be.",
-            code="bad_listing",
+            f"{self._what} lists an entry {name[:200]!r}, which cannot be.", code="bad_listing"
         )
 
 
-async def _upload_large(caller: Caller, sandbox: str, path: str, *, source: here.Source, name: bytes) -> int:
-    with source.open(name) as opened:
+async def _upload_large(
+    caller: Caller, sandbox: str, path: str, *, source: here.Source, name: bytes
+) -> int | None:
+    """Bytes that were sent; None where the file has vanished since it was listed."""
+    try:
+        found = source.open(name)
+    except NotFound:
+        return None
+    with found as opened:
         mode = os.fstat(opened.fileno()).st_mode & here.PERMISSIONS
         done = await files.write_large(caller, sandbox, path, below=name, source=opened, mode=mode)
     return done.size

@@ -74,9 +74,11 @@ class Files(Protocol):
         """Bytes of a regular file. Raises Conflict for anything that is no regular file; a FIFO never blocks
         it."""
 
-    async def write(self, path: str, data: bytes, *, mode: int | None, parents: bool) -> FileInfo:
+    async def write(
+        self, path: str, data: bytes, *, mode: int | None, parents: bool, sha256: bytes = b""
+    ) -> FileInfo:
         """Replace a file in one move (temporary file beside it, then rename), keeping mode and owner of what
-        was there."""
+        was there. Raises Conflict, and does nothing, when there is a hash and it differs."""
 
     async def upload_chunk(self, upload: str, offset: int, data: bytes) -> int:
         """Add bytes to an upload kept on the sandbox's own disk. Gives the bytes held; a gap raises

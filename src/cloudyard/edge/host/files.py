@@ -77,10 +77,13 @@ class RootFiles:
                 return self._read(path, below, offset, size, flags=os.RWF_NOWAIT)
         return await self._in_thread(lambda: self._read(path, below, offset, size))
 
-    async def write(self, path: str, data: bytes, *, mode: int | None, parents: bool) -> FileInfo:
-        """Replace a file in one move."""
+    async def write(
+        self, path: str, data: bytes, *, mode: int | None, parents: bool, sha256: bytes = b""
+    ) -> FileInfo:
+        """Replace a file in one move, if the hash agrees where there is one."""
 
         def act() -> FileInfo:
+            uploads.check_data(data, sha256, path)
             with (
                 self._root("write", path) as root,
                 replacing.find_target(root, path, parents=parents, base=self._base) as target,
@@ -216,12 +219,10 @@ class RootFiles:
             facts = os.fstat(source)
             wanted = max(0, min(size, facts.st_size - offset))
             data = _read_at(source, wanted, offset, flags)
-            if len(data) < wanted:  # it has just been cut off
-                facts = os.fstat(source)
+            # Where it has just been cut off it ended here, and may have grown again since.
+            whole = facts.st_size if len(data) == wanted else offset + len(data)
         digest = hashlib.sha256(data).digest()
-        return FileChunk(
-            data=data, offset=offset, size=facts.st_size, mtime_ns=facts.st_mtime_ns, sha256=digest
-        )
+        return FileChunk(data=data, offset=offset, size=whole, mtime_ns=facts.st_mtime_ns, sha256=digest)
 
     def _held(self, upload: str) -> int:
         with self._root("upload to", "/") as root:
@@ -330,11 +331,15 @@ def _too_many(what: str) -> LimitExceeded:
 
 
 def _read_at(source: int, size: int, offset: int, flags: int) -> bytes:
-    """Bytes at an offset. With RWF_NOWAIT it raises BlockingIOError where that takes more than memory."""
+    """Bytes at an offset, fewer only where the file ends. With RWF_NOWAIT it raises BlockingIOError where
+    that takes more than memory."""
     data = bytearray(size)
+    view, held = memoryview(data), 0
     try:
-        return bytes(data[: os.preadv(source, [data], offset, flags)])
+        while held < size and (more := os.preadv(source, [view[held:]], offset + held, flags)):
+            held += more
     except OSError as exc:
         if flags and exc.errno == errno.EOPNOTSUPP:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from exc
         raise
+    return bytes(view[:held])

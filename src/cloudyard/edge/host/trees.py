@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from cloudyard.edge.host import inroot, replacing
+from cloudyard.edge.host import inroot, replacing, uploads
 from cloudyard.edge.host.inroot import closing, explained
 from cloudyard.errors import Conflict, Forbidden, LimitExceeded
 from cloudyard.model import (
@@ -201,7 +201,7 @@ class _Walk:
             data=data,
             sha256=b"" if data is None else hashlib.sha256(data).digest(),
             target=target,
-            shared=f"{facts.st_dev}:{facts.st_ino}" if kind == "file" and facts.st_nlink > 1 else "",
+            shared=_identity(facts) if kind == "file" and facts.st_nlink > 1 else "",
         )
 
 
@@ -211,6 +211,11 @@ def _kind(mode: int) -> FileKind:
     if stat.S_ISDIR(mode):
         return "directory"
     return "symlink" if stat.S_ISLNK(mode) else "other"
+
+
+def _identity(facts: os.stat_result) -> str:
+    """A word for a file and its content: the number alone may belong to another a moment later."""
+    return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
 
 
 def _small(there: int, size: int) -> bytes | None:
@@ -234,6 +239,7 @@ def _make_directory(root: int, place: str, mode: int, base: int) -> None:
 
 def _write_file(root: int, place: str, entry: TreeEntry, base: int) -> None:
     data = entry.data or b""
+    uploads.check_data(data, entry.sha256, place)
     with replacing.find_target(root, place, parents=True, base=base) as target:
         replacing.replace(
             target, place, lambda made: replacing.write_all(made, data), mode=entry.mode & _MODE, base=base

@@ -45,6 +45,21 @@ def check_upload_id(upload: str) -> None:
         )
 
 
+def check_data(data: bytes, sha256: bytes, path: str) -> None:
+    """Check a file that came in one message against its hash, where it has one.
+
+    Raises:
+        Conflict: it is another.
+    """
+    if sha256 and hashlib.sha256(data).digest() != sha256:
+        raise Conflict(
+            f"Cannot write {inroot.shown(path)}: what arrived has the SHA-256 "
+            f"{hashlib.sha256(data).hexdigest()} and not {sha256.hex()[:64]}.",
+            code="upload_hash",
+            hint="Send the file again.",
+        )
+
+
 def held(root: int, upload: str) -> int:
     """Bytes of the upload that are here. Raises OSError."""
     try:
