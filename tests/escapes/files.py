@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -110,6 +111,40 @@ async def write_tree(scene: Scene) -> str:
     return on_the_machine(scene)
 
 
+async def list_kernels_tree(scene: Scene) -> str:
+    part = await scene.instance.files.list_tree("/root/link", b"")
+    return (
+        "listed by the machine's root" if b"boot_id" in {entry.name for entry in part.entries} else "nothing"
+    )
+
+
+async def read_below(scene: Scene) -> str:
+    """As a large file of a tree is read that was listed before."""
+    return (await scene.instance.files.read("/root", 0, 100, below=b"link/secret")).data.decode()
+
+
+async def commit_below(scene: Scene) -> str:
+    """As a large file of a tree is put in its place."""
+    data = b"by the edge"
+    files = scene.instance.files
+    await files.upload_chunk("upload", 0, data)
+    digest = hashlib.sha256(data).hexdigest()
+    await files.upload_commit(
+        "upload", "/root", below=b"link/left", size=len(data), sha256=digest, mode=None, parents=False
+    )
+    return on_the_machine(scene)
+
+
+async def write_tree_in_a_race(scene: Scene) -> str:
+    entry = TreeEntry(name=b"place/left", kind="file", mode=0o644, data=b"by the edge")
+    with anyio.move_on_after(RACE_S):
+        while on_the_machine(scene) == "nothing":
+            with suppress(CloudyardError):
+                await scene.instance.files.write_tree("/root", [entry])
+            await anyio.sleep(0)
+    return on_the_machine(scene)
+
+
 def on_the_machine(scene: Scene) -> str:
     return "left on the machine" if (scene.host / "secrets" / "left").exists() else "nothing"
 
@@ -198,6 +233,45 @@ ATTEMPTS = [
         without=OUTSIDE,
         arrange=secrets,
         evidence=write_tree,
+    ),
+    Attempt(
+        name="have the edge read a large file of a tree through a link",
+        mechanism="links in trees",
+        program=LINK,
+        refused="file_not_found",
+        succeeds=SECRET.decode(),
+        without=OUTSIDE,
+        arrange=secrets,
+        evidence=read_below,
+    ),
+    Attempt(
+        name="have the edge put a large file of a tree in its place through a link",
+        mechanism="links in trees",
+        program=LINK,
+        refused="file_not_found",
+        succeeds="left on the machine",
+        without=OUTSIDE,
+        arrange=secrets,
+        evidence=commit_below,
+    ),
+    Attempt(
+        name="put a link in the place of a directory while the edge writes a tree",
+        mechanism="races",
+        program=SWAP,
+        refused="nothing",
+        succeeds="left on the machine",
+        without=OUTSIDE,
+        arrange=secrets,
+        evidence=write_tree_in_a_race,
+    ),
+    Attempt(
+        name="have the edge list what is the kernel's",
+        mechanism="files of the kernel",
+        program='os.symlink("/proc/sys/kernel/random", "/root/link"); print("planted")',
+        refused="kernel_file",
+        succeeds="listed by the machine's root",
+        without=KERNEL_FILES,
+        evidence=list_kernels_tree,
     ),
     Attempt(
         name="put a link in the place of a directory while the edge lists the tree",

@@ -99,7 +99,7 @@ Arrange = Callable[[Scene], AbstractAsyncContextManager[None]]
 class Patch:
     """A defence that is a value in our own code, and the value without it."""
 
-    module: ModuleType
+    module: ModuleType | type
     name: str
     value: object
 
@@ -122,7 +122,7 @@ class Attempt:
     """What it prints when it is not."""
     without: str | Patch
     """The one defence without which it succeeds: of `Defences`, of BY_OPTIONS, of COMPILED_IN, or a Patch."""
-    behind: tuple[str, ...] = ()
+    behind: tuple[str | Patch, ...] = ()
     """Defences that stand before that one, and are away both times, for it would not be reached. With all up
     the attempt is refused as well, by whichever comes first."""
     since: tuple[int, int] = (0, 0)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from cloudyard.edge.backends.container import ContainerOptions
-from escapes import calls, files, limits, rights, views
+from escapes import calls, downloads, files, limits, rights, views
 from escapes.kit import Attempt, Stage
 
 pytestmark = pytest.mark.live
 
 ATTEMPTS: list[Attempt] = [
-    attempt for part in (calls, rights, views, limits, files) for attempt in part.ATTEMPTS
+    attempt for part in (calls, rights, views, limits, files, downloads) for attempt in part.ATTEMPTS
 ]
 
 

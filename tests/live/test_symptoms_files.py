@@ -64,7 +64,9 @@ async def sha256_inside(box: Sandbox, path: str) -> str:
     return (await box.run(["sha256sum", path])).text.split()[0]
 
 
-@pytest.mark.parametrize("size", [0, 17 * KIB, 18 * KIB + 1, 19 * KIB, 5 * MIB])
+@pytest.mark.parametrize(
+    "size", [0, 17 * KIB, 18 * KIB + 1, 19 * KIB, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, 270_000, 5 * MIB]
+)
 async def test_a_file_of_any_size_arrives_whole_and_comes_back_so(box: Sandbox, size: int) -> None:
     """OpenSandbox#1016: an upload of over 18 KB said ok, and the file was absent."""
     data = random.Random(size).randbytes(size)

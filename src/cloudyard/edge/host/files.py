@@ -49,6 +49,10 @@ NOBODY = 65_534  # how an owner from outside the sandbox's range shows inside it
 _T = TypeVar("_T")
 
 
+class _NotInMemoryError(Exception):
+    """A read would have to wait for a disk. No OSError: it is no refusal to be explained."""
+
+
 class RootFiles:
     """Files under one root.
 
@@ -73,7 +77,7 @@ class RootFiles:
             )
         size = min(max_bytes, CHUNK_BYTES_MAX)
         if size <= INLINE_BYTES:
-            with suppress(BlockingIOError):  # it is not in memory
+            with suppress(_NotInMemoryError):
                 return self._read(path, below, offset, size, flags=os.RWF_NOWAIT)
         return await self._in_thread(lambda: self._read(path, below, offset, size))
 
@@ -331,15 +335,15 @@ def _too_many(what: str) -> LimitExceeded:
 
 
 def _read_at(source: int, size: int, offset: int, flags: int) -> bytes:
-    """Bytes at an offset, fewer only where the file ends. With RWF_NOWAIT it raises BlockingIOError where
-    that takes more than memory."""
+    """Bytes at an offset, fewer only where the file ends. With RWF_NOWAIT it raises _NotInMemoryError where
+    that takes more than memory, or nobody can tell, as on overlayfs."""
     data = bytearray(size)
     view, held = memoryview(data), 0
     try:
         while held < size and (more := os.preadv(source, [view[held:]], offset + held, flags)):
             held += more
     except OSError as exc:
-        if flags and exc.errno == errno.EOPNOTSUPP:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from exc
+        if flags and exc.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            raise _NotInMemoryError from exc
         raise
     return bytes(view[:held])
