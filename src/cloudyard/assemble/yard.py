@@ -356,7 +356,7 @@ async def _wait_nothing_left(config: YardConfig) -> None:
 
 def leftovers(config: YardConfig) -> list[str]:
     """What is still there of a yard that was lowered: cgroups that carry its name, processes in them, mounts
-    in its directories. A process that has ended, and that this machine's init does not wait for, holds nothing.
+    in its directories. A process that has ended, and that the init here does not wait for, holds nothing.
     """
     names = parent_names(container_options(config).tag)
     groups = Path("/sys/fs/cgroup")
