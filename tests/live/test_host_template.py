@@ -56,6 +56,31 @@ async def test_a_layer_is_read_in_the_template_and_the_host_mounts_nothing(
     await wait_until(lambda: not loops_of(layer), "its loop device is free")
 
 
+async def test_a_layer_whose_file_was_removed_or_replaced_is_let_go_of_at_the_second_look(
+    layer: Path, boxes: Path
+) -> None:
+    """Who asked for it just before the first may be about to use it."""
+    template = await Template.make(boxes, "loop")
+    first = await template.layer(layer)
+    assert await template.let_go() == []
+    content = layer.read_bytes()
+    layer.unlink()
+    assert await template.let_go() == [first]
+    assert inside(template, "/bin/cat", f"{first}/hello") == "from the layer"
+    layer.write_bytes(content)
+    second = await template.layer(layer)
+    assert second != first
+    assert await template.let_go() == []
+    assert inside(template, "/bin/ls", "/layers").split() == [Path(second).name]
+    again = layer.with_suffix(".again")
+    again.write_bytes(content)
+    again.rename(layer)
+    assert await template.let_go() == [second]
+    assert await template.let_go() == []
+    await wait_until(lambda: not loops_of(layer), "its loop devices are free")
+    template.close()
+
+
 async def test_only_what_bubblewrap_needs_is_in_the_template(boxes: Path) -> None:
     template = await Template.make(boxes)
     names = set(inside(template, "/bin/ls", "/").split())

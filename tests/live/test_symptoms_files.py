@@ -2,8 +2,7 @@
 
 Each docstring names the reports, with the numbers in them. Others of that kind are elsewhere: what a sandbox
 may fill of the disk (CubeSandbox#1385, microsandbox#1007) and of memory as files (Conch#140) is in
-test_disks.py; that five builds and removals of an image leave the disk as it was (CubeSandbox#822) in
-tests/core/test_depot.py. No images are pulled by tag yet; ten names of one content are here.
+test_disks.py. No images are pulled by tag yet; ten names of one content are here.
 """
 
 from __future__ import annotations
@@ -13,25 +12,31 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
+import support
 from cloudyard import Sandbox
+from cloudyard.edge.backends.container import ContainerBackend, ContainerOptions
+from cloudyard.edge.host.layers import LayerMount
 from cloudyard.images.build import build_from_tree
 from cloudyard.images.depot import Depot
 from cloudyard.model import CHUNK_BYTES_MAX
 from cloudyard.sdk import local, transport
+from cloudyard.testing.backend_contract import SPEC, new_id, run
 from yards import TestYard
 
 pytestmark = pytest.mark.live
 
-KIB, MIB = 2**10, 2**20
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 FLAT_BYTES = 24 * MIB  # that a process may grow by while a file goes through it, whatever the file's size
 LARGE_MIB = int(os.environ.get("CLOUDYARD_LARGE_MIB", "256"))  # the report's is 2048
 PATIENCE_S = 1.0  # of a client, for one answer
@@ -111,6 +116,64 @@ async def test_a_large_fixture_and_a_long_command_arrive_whole(box: Sandbox, tmp
     words = "x" * 200_000
     assert (await box.run(f"echo {words} | wc -c")).stdout == b"200001\n"
     assert (await box.run(["wc", "-c"], stdin=words.encode())).stdout == b"200000\n"
+
+
+@pytest.fixture
+def own_depot(tmp_path: Path, depot: Path, leaks: None) -> Iterator[Depot]:
+    """A depot on a disk of its own, so that what is free there is nobody else's doing."""
+    place = tmp_path / "depot"
+    place.mkdir()
+    disk = tmp_path / "disk"
+    with disk.open("wb") as file:
+        file.truncate(GIB)
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True, timeout=30, stdin=subprocess.DEVNULL)
+    subprocess.run(["mount", "-o", "loop", disk, place], check=True, timeout=10)
+    try:
+        made = Depot(place)
+        debian = Depot(depot).image("debian")
+        (place / "layers").mkdir()
+        for layer in debian.layers:
+            shutil.copy(Depot(depot).layer_path(layer), place / "layers")
+        made.save(debian)
+        yield made
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True, timeout=10)
+
+
+@pytest.mark.parametrize("way", ["direct", "loop"])
+async def test_five_builds_and_removals_of_an_image_in_use_leave_the_disk_as_it_was(
+    node: ContainerOptions, own_depot: Depot, tmp_path: Path, way: LayerMount
+) -> None:
+    """CubeSandbox#822, PR#631: deleting a template leaked its image of 1.1 GB. Here each image is of other
+    content, sandboxes ran on it, and more of them are kept ready; one that still runs is not disturbed."""
+
+    def free() -> int:
+        facts = os.statvfs(own_depot.path)
+        return facts.f_bfree * facts.f_frsize
+
+    options = replace(node, layers_checked_s=0.05, stock_size=2, layer_mount=way)
+    debian = own_depot.image("debian")
+    async with ContainerBackend(options, own_depot.layer_path) as backend:
+        base = await backend.create(new_id(), SPEC, debian)
+        before = free()
+        for number in range(5):
+            tree = tmp_path / f"tree{number}"
+            tree.mkdir()
+            (tree / "data").write_bytes(random.Random(number).randbytes(16 * MIB))
+            layers = [*debian.layers, *build_from_tree(own_depot, "data", tree).layers]
+            own_depot.save(replace(debian, name="built", layers=layers))
+            boxes = [await backend.create(new_id(), SPEC, own_depot.image("built")) for _ in range(3)]
+            own_depot.remove("data")
+            own_depot.remove("built")
+            *others, last = boxes
+            for box in others:
+                await box.stop()
+            digest = hashlib.sha256((tree / "data").read_bytes()).hexdigest()
+            assert (await run(last, "sha256sum /data")).stdout.split()[0] == digest
+            assert free() < before - 16 * MIB
+            await last.stop()
+            await support.wait_until(lambda: free() > before - MIB, "its room is free again")
+        await base.stop()
 
 
 def test_ten_names_of_one_content_take_its_room_once(tmp_path: Path) -> None:

@@ -3,18 +3,20 @@
 Why: bubblewrap reads every mount of the namespace it starts in, and a copy of a namespace costs by the number
 of its mounts. Sandboxes whose mounts were in the host's own namespace made creation four times slower at
 1,200 alive. In here there are only what bubblewrap needs to start, the folder of the sandboxes' disks and the
-layers; the host's table never grows, and when the last descriptor and the last sandbox are gone the kernel
-takes it all down.
+layers of images that exist; the host's table never grows, and when the last descriptor and the last sandbox
+are gone the kernel takes it all down.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from anyio import Lock, to_thread
 
@@ -38,7 +40,9 @@ class Template:
     def __init__(self, fd: int, way: LayerMount) -> None:
         self.fd = fd
         self._way = way
-        self._places: dict[Path, str] = {}
+        self._layers: dict[Path, _Layer] = {}
+        self._leaving: list[str] = []
+        self._numbers = itertools.count()
         self._lock = Lock()
 
     @classmethod
@@ -72,22 +76,34 @@ class Template:
         Raises:
             NotFound, Unsupported, LimitExceeded: as `mount_layer`; or too many layers are mounted.
         """
-        place = self._places.get(path)
-        if place is not None:
-            return place
+        layer = self._layers.get(path)
+        if layer is not None:
+            return layer.place
         async with self._lock:
-            if path not in self._places:
-                if len(self._places) >= TEMPLATE_LAYERS_MAX:
+            if path not in self._layers:
+                if len(self._layers) >= TEMPLATE_LAYERS_MAX:
                     raise LimitExceeded(
                         f"Mounting the layer {path} failed: {TEMPLATE_LAYERS_MAX} layers are mounted here.",
                         code="too_many_layers",
                         fault="infra",
-                        hint="Restart the edge to let go of those no longer used; sandboxes live on.",
+                        hint="Remove images that are not used; or restart the edge: sandboxes live on.",
                     )
-                place = f"/layers/{len(self._places)}"
-                await to_thread.run_sync(self._add, path, place)
-                self._places[path] = place
-            return self._places[path]
+                place = f"/layers/{next(self._numbers)}"
+                self._layers[path] = await to_thread.run_sync(self._add, path, place)
+            return self._layers[path].place
+
+    async def let_go(self) -> list[str]:
+        """Forget the layers whose files are removed, and give their places. They are unmounted the next time:
+        whoever asked for one just now may be about to use it. Then their room on the disk is free, unless
+        sandboxes live on them.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        async with self._lock:
+            gone = await to_thread.run_sync(self._let_go)
+            self._leaving = [self._layers.pop(path).place for path in gone]
+            return list(self._leaving)
 
     def close(self) -> None:
         """Let go of it."""
@@ -98,12 +114,24 @@ class Template:
         made before do not see it."""
         await to_thread.run_sync(self._attach, mounted, place)
 
-    def _add(self, path: Path, place: str) -> None:
+    def _add(self, path: Path, place: str) -> _Layer:
         mounted = mount_layer(path, self._way)
         try:
             self._attach(mounted, place)
         finally:
             os.close(mounted)
+        return _Layer(place, _file(path))
+
+    def _let_go(self) -> list[Path]:
+        def detach() -> None:
+            syscalls.enter_mount_namespace(self.fd)
+            while self._leaving:
+                syscalls.unmount(self._leaving[-1], syscalls.MNT_DETACH)
+                os.rmdir(self._leaving.pop())
+
+        if self._leaving:
+            syscalls.on_own_thread(detach)
+        return [path for path, layer in self._layers.items() if _file(path) != layer.file]
 
     def _attach(self, mounted: int, place: str) -> None:
         def attach() -> None:
@@ -114,6 +142,22 @@ class Template:
             syscalls.move_mount(mounted, place)
 
         syscalls.on_own_thread(attach)
+
+
+class _Layer(NamedTuple):
+    """Where a layer is mounted, and the file that it was then: one that is built again is another."""
+
+    place: str
+    file: tuple[int, int] | None
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another that has its name later; None where there is none."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def _build(boxes: Path, filters: Mapping[str, bytes], disks: int | None) -> int:

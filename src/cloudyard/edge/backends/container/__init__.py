@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from anyio import CancelScope, create_task_group, to_thread
+from anyio import CancelScope, create_task_group, sleep, to_thread
 
 from cloudyard.edge.backends.base import Instance, InstanceFacts
 from cloudyard.edge.backends.container.defences import Defences
@@ -158,6 +158,15 @@ class ContainerBackend:
             remove=self._sites.remove,
         )
 
+    async def _let_go_of_layers(self) -> None:
+        """Layers of images that were removed take no room on the disk for our sake."""
+        while True:
+            await sleep(self._options.layers_checked_s)
+            try:
+                await self._stock.forget(await self._template.let_go())
+            except (OSError, CloudyardError) as exc:
+                _log.warning("Letting go of a removed image failed: %s", exc)
+
     def _refuse_swap(self) -> None:
         why = "" if swap_total_bytes() else "this machine has no swap"
         if not self._groups.limits_swap:
@@ -219,6 +228,7 @@ class ContainerBackend:
                         filling.start_soon(disks.run)
                         filling.start_soon(pool.run)
                         filling.start_soon(stock.run)
+                        filling.start_soon(self._let_go_of_layers)
                         yield
                         filling.cancel_scope.cancel()
                 finally:

@@ -15,6 +15,7 @@ POOL_SIZE = 16
 PREPARED_AT_ONCE = 4
 STOCK_SIZE = 8
 RAISED_AT_ONCE = 2
+LAYERS_CHECKED_S = 15.0
 SHM_BYTES = 64 * MIB
 
 
@@ -44,6 +45,8 @@ class ContainerOptions(Struct, frozen=True, kw_only=True):
     """The program of that name; None where there is none, and sandboxes that ask for it are refused."""
     layer_mount: LayerMount = "auto"
     """How layers are mounted: straight from the file, through a loop device, or as the kernel can."""
+    layers_checked_s: float = LAYERS_CHECKED_S
+    """How often it is seen to that layers of removed images are let go of."""
     cgroup_subtree: Path | None = None
     """A cgroup v2 directory that was delegated to us; None: the root of what is mounted."""
     shm_bytes: int = SHM_BYTES

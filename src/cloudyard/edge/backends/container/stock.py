@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple
 
 import anyio
@@ -95,6 +95,13 @@ class Stock:
         self._changed.set()
         return raised
 
+    async def forget(self, layers: Collection[str]) -> None:
+        """End those of images with one of these layers, and raise no more of them."""
+        gone = {shape for shape in [*self._asked, *self._ready] if not set(layers).isdisjoint(shape.layers)}
+        self._asked = deque((shape for shape in self._asked if shape not in gone), maxlen=self._size)
+        for raised in [raised for shape in gone for raised in self._ready.pop(shape, ())]:
+            await self._drop(raised)
+
     def drain(self) -> list[Raised]:
         """All that are ready; they are the caller's from then on."""
         drained = [raised for ready in self._ready.values() for raised in ready]
@@ -145,7 +152,10 @@ class Stock:
         self._under_way[shape] += 1
         try:
             raised = await self._raise_one(shape)
-            self._ready.setdefault(shape, deque()).append(raised)
+            if shape in self._asked:
+                self._ready.setdefault(shape, deque()).append(raised)
+            else:  # it was forgotten meanwhile
+                await self._drop(raised)
         except CloudyardError as exc:
             _log.warning("Raising a sandbox ahead of need, which nobody waits for, failed: %s", exc)
             for asked in [asked for asked in self._asked if asked == shape]:
