@@ -217,8 +217,8 @@ async def test_a_sandbox_can_be_removed_in_every_state(client: cloudyard.Yard) -
             await stop_while_it_is_made(client, f"box-{number}")
         for delay_s in (0.0, 0.001, 0.003, 0.01, 0.03):  # creating, and nobody waits any more
             with anyio.move_on_after(delay_s):
-                made = await client.create("debian", memory="64MiB")
-                await made.stop()
+                async with client.sandbox("debian", memory="64MiB"):
+                    await anyio.sleep_forever()
         await support.wait_until(lambda: none_left(client), "none is left of creates that were given up")
 
         with pytest.raises(NotFound):
