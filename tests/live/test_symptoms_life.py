@@ -29,7 +29,7 @@ import pytest
 
 import cloudyard
 import support
-from cloudyard import Sandbox
+from cloudyard import Completed, Sandbox
 from cloudyard.assemble.edge_main import container_options
 from cloudyard.edge.backends.container.options import STOCK_SIZE
 from cloudyard.errors import (
@@ -256,10 +256,16 @@ async def test_one_whose_first_process_is_gone_says_so_and_can_be_removed(
     tag = container_options(up.config).tag
     with anyio.fail_after(BOUND_S):
         box = await client.create("debian", memory="64MiB")
-        process = await box.start("sleep 1000")
-        await support.wait_until(lambda: len(parents_of(tag, "sleep")) == 1, "its command runs")
-        os.kill(parents_of(tag, "sleep").pop(), signal.SIGKILL)
-        done = await process.wait()
+        results: list[Completed] = []
+
+        async def sleep() -> None:
+            results.append(await box.run("sleep 1000"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sleep)
+            await support.wait_until(lambda: len(parents_of(tag, "sleep")) == 1, "its command runs")
+            os.kill(parents_of(tag, "sleep").pop(), signal.SIGKILL)
+        (done,) = results
         assert done.fault is not None
         assert (done.fault.label, done.fault.reason) == ("infra", "lost")
         with pytest.raises(SandboxUnavailable) as caught:
